@@ -1,0 +1,54 @@
+"""hetero: train on heterogeneous clusters. CPU hosts prepare the input, GPU hosts only train."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hetero import errors
+from hetero.errors import (
+    DataServiceLost,
+    EngineError,
+    HeteroError,
+    InputError,
+    JobFileError,
+    PeerNeverCame,
+    SettingsError,
+    Stopped,
+    TopologyError,
+    TrainerLost,
+)
+from hetero.job import InputContext, Job, TrainContext
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DataServiceLost",
+    "EngineError",
+    "HeteroError",
+    "InputContext",
+    "InputError",
+    "Job",
+    "JobFileError",
+    "PeerNeverCame",
+    "SettingsError",
+    "Stopped",
+    "TopologyError",
+    "TrainContext",
+    "TrainerLost",
+    "__version__",
+    "errors",
+    "inputs",
+    "training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # These two lead to TensorFlow, so they are imported when a job first names them.
+    if name in ("inputs", "training"):
+        return importlib.import_module(f"hetero.{name}")
+    raise AttributeError(f"module 'hetero' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

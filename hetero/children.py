@@ -1,0 +1,185 @@
+"""What runs in the processes that a launcher starts: `python -m hetero.children coordinator|dispatcher|worker|rank`.
+
+A child reads one environment variable that describes its host (`HostConfig`), finds everybody else through the
+coordinator, and dies with its launcher. Whatever ends it is written where the launcher looks for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from hetero.errors import DataServiceLost, HeteroError, PeerFailed
+from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, worker_key
+from hetero.process.child import die_with_parent
+from hetero.process.failure import record_exception
+
+if TYPE_CHECKING:
+    from hetero.control.state import JobState
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one child process and return its exit code."""
+    die_with_parent()
+    kind, *arguments = sys.argv[1:] if argv is None else argv
+    config = HostConfig.from_json(os.environ[CONFIG_VARIABLE])
+    process = os.environ[PROCESS_VARIABLE]
+    error_path = config.run().error(config.host, process)
+    try:
+        _MAINS[kind](config, *arguments)
+    except SystemExit as error:
+        return _exit_code(error)
+    except BaseException as error:  # the launcher reports it, whatever it is
+        secondary = _follows_from_a_peer(error)
+        record_exception(error_path, error, host=config.host, process=process, secondary=secondary)
+        if isinstance(error, HeteroError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        else:
+            traceback.print_exc()
+        return error.exit_code if isinstance(error, HeteroError) else 1
+    return 0
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr, flush=True)
+    return 1
+
+
+def _follows_from_a_peer(error: BaseException) -> bool:
+    from hetero.data.exchange import ExchangeLost, PeerInputFailed
+
+    if isinstance(error, (PeerFailed, ExchangeLost, PeerInputFailed)):
+        return True
+    if "horovod" not in sys.modules:
+        return False
+    from hetero.training.horovod import is_peer_failure
+
+    return is_peer_failure(error)
+
+
+def run_coordinator(config: HostConfig) -> None:
+    """Serve the control plane until terminated."""
+    from hetero.control.config import CoordinatorConfig
+    from hetero.control.coordinator import serve
+
+    work = config.run().work(config.host)
+    work.mkdir(parents=True, exist_ok=True)
+    settings, topology = config.settings, config.topology
+    serve(
+        CoordinatorConfig(
+            port=_preferred_port(),
+            data=tuple(host.name for host in topology.data),
+            trainers=tuple(host.name for host in topology.trainers),
+            journal=work / "coordinator.json",
+            run_id=config.run_id,
+            token=settings.token,
+            start_timeout_s=settings.start_timeout_s,
+            lease_s=settings.lease_s,
+        )
+    )
+
+
+def run_dispatcher(config: HostConfig) -> None:
+    """Serve the tf.data service dispatcher, and end the tasks of workers that will not come back."""
+    from hetero.data.tf_retire import Dispatcher
+    from hetero.data.tf_server import serve_dispatcher
+
+    control = config.connect()
+    control.watch()
+    dispatcher: list[Dispatcher] = []
+
+    def listening(port: int) -> None:
+        control.publish("dispatcher", f"{config.topology.current.address}:{port}")
+        dispatcher.append(Dispatcher(f"127.0.0.1:{port}"))
+
+    def tick(_workers: int) -> None:
+        lost = lost_workers(control.state)
+        if lost:
+            with contextlib.suppress(DataServiceLost):  # itself is being asked: the next tick asks again
+                dispatcher[0].retire_all(lost)
+
+    work = config.run().work(config.host) / "dispatcher"
+    serve_dispatcher(_preferred_port(), work, run_id=config.run_id, on_listening=listening, on_tick=tick)
+
+
+def lost_workers(state: JobState | None) -> list[str]:
+    """Return the addresses of the data workers that are gone for good: with their host, or given up by it."""
+    lost = []
+    for host in state.data_hosts if state else ():
+        gone = host.lost or host.left or host.workers_gone_for_good
+        given_up = {process.name for process in host.processes if process.state == "failed"}
+        for key, value in (state.endpoints if state else {}).items():
+            kind, _, rest = key.partition("/")
+            name, _, process_name = rest.rpartition("/")
+            if kind == "worker" and name == host.name and (gone or process_name in given_up):
+                lost.append(value.partition(" ")[0])
+    return lost
+
+
+def run_worker(config: HostConfig, _index: str) -> None:
+    """Serve one tf.data worker and tell the coordinator how many tasks it has open."""
+    from hetero.data.tf_server import serve_worker
+
+    control = config.connect()
+    address, process = config.topology.current.address, os.environ[PROCESS_VARIABLE]
+    state = control.wait_for(
+        lambda state: "dispatcher" in state.endpoints, config.settings.start_timeout_s, "The dispatcher"
+    )
+    if state.ended:
+        return
+    published: dict[str, str] = {}
+    port: list[int] = []
+
+    def tick(open_tasks: int) -> None:
+        value = f"{address}:{port[0]} {open_tasks}"
+        if published.get("value") != value:
+            # Without an answer the next tick tries again; a worker serves on while the coordinator is being replaced.
+            with contextlib.suppress(HeteroError):
+                control.publish(worker_key(config.host, process), value, timeout_s=1.0)
+                published["value"] = value
+
+    def listening(actual: int) -> None:
+        port.append(actual)
+        tick(0)
+
+    serve_worker(
+        state.endpoints["dispatcher"],
+        address,
+        _preferred_port(),
+        port_file=config.run().work(config.host) / f"{process}-{config.run_id}.port",
+        on_listening=listening,
+        on_tick=tick,
+    )
+
+
+def _preferred_port() -> int:
+    return int(os.environ[PORT_VARIABLE])
+
+
+def run_rank(config: HostConfig, local_rank: str) -> None:
+    """Train: the job's file, Horovod, the input stream and the meter put together."""
+    from hetero.rank import Rank
+
+    Rank(config, int(local_rank)).run()
+
+
+_MAINS: Mapping[str, Callable[..., None]] = {
+    "coordinator": run_coordinator,
+    "dispatcher": run_dispatcher,
+    "worker": run_worker,
+    "rank": run_rank,
+}
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: clients of tf.data service can delay a normal exit by 20 s, and tensorflow-io's S3 aborts in it.
+    os._exit(code)

@@ -1,0 +1,1 @@
+"""The `hetero` command: one file a command."""

@@ -1,0 +1,142 @@
+"""A local cluster: virtual hosts on this machine, one launcher each, as on real ones.
+
+`hetero run` and `hetero demo` share it. The command's process supervises the launchers; they do the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetero.clusters.local import LocalCluster
+from hetero.errors import Stopped
+from hetero.process.child import ChildSpec
+from hetero.process.console import Console
+from hetero.process.supervisor import ChildEnded, Supervisor
+from hetero.rundir import RunDir
+
+LAUNCHER_MARGIN_S = 5.0
+"""A launcher needs its own grace period for its children and a moment to write down how it ended."""
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """A local cluster to run.
+
+    Attributes:
+        data_hosts, trainer_hosts: How many virtual hosts of each role; no data hosts is the homogeneous job.
+        data_cpus, trainer_cpus: CPUs that the hosts of a role are pinned to; None leaves them free.
+        control_port: Port of the coordinator; None takes a free one.
+        grace_s: The launchers' own `--grace-s`.
+    """
+
+    data_hosts: int
+    trainer_hosts: int
+    data_cpus: tuple[int, ...] | None = None
+    trainer_cpus: tuple[int, ...] | None = None
+    control_port: int | None = None
+    data_group: str = "data_group"
+    trainer_group: str = "dnn_group"
+    grace_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class HostResult:
+    """How one host's launcher ended.
+
+    Attributes:
+        host: Its name.
+        exit_code: Its exit code; -N if signal N ended it.
+        ended_s: When, seconds since the epoch.
+    """
+
+    host: str
+    exit_code: int
+    ended_s: float
+
+
+def run_cluster(spec: ClusterSpec, run: RunDir, arguments: Sequence[str], console: Console) -> list[HostResult]:
+    """Run one launcher for each virtual host until all have ended.
+
+    A signal to this process (SIGTERM, SIGINT) is passed on to every launcher as SIGTERM.
+
+    Args:
+        spec: The hosts.
+        run: Folder of the run.
+        arguments: Options of the run, given to every launcher.
+        console: Shows the lines of all hosts.
+
+    Returns:
+        How each host ended, in the order of the hosts.
+
+    Raises:
+        Stopped: After a signal, when all launchers have ended.
+        TopologyError, SettingsError: The cluster cannot be made.
+    """
+    cluster = LocalCluster.create(
+        run.path / "cluster.json",
+        data_hosts=spec.data_hosts,
+        trainer_hosts=spec.trainer_hosts,
+        data_cpus=spec.data_cpus,
+        trainer_cpus=spec.trainer_cpus,
+        control_port=spec.control_port,
+        data_group=spec.data_group,
+        trainer_group=spec.trainer_group,
+    )
+    results: dict[str, HostResult] = {}
+    with Supervisor(spec.grace_s + LAUNCHER_MARGIN_S, console, host="local") as supervisor:
+        previous = {
+            number: signal.signal(number, lambda received, _frame: supervisor.post(Stopped(received)))
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            for host in cluster.hosts:
+                supervisor.start(_launcher(cluster, host, run, arguments, console))
+            while len(results) < len(cluster.hosts):
+                event = supervisor.next_event()
+                if isinstance(event, Stopped):
+                    raise event
+                if isinstance(event, ChildEnded):
+                    results[event.name] = HostResult(event.name, _code(event), time.time())
+        finally:
+            supervisor.stop()
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+    return [results[host] for host in cluster.hosts]
+
+
+def _launcher(cluster: LocalCluster, host: str, run: RunDir, arguments: Sequence[str], console: Console) -> ChildSpec:
+    package = str(Path(__file__).resolve().parents[2])
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    paths = {} if package.endswith("site-packages") else {"PYTHONPATH": path}
+    return ChildSpec(
+        name=host,
+        argv=(sys.executable, "-m", "hetero.launcher", *arguments, f"--run-dir={run.path}"),
+        env={**os.environ, **cluster.environ(host), **console.child_environment, **paths},
+        log_path=run.log(host, "launcher"),
+    )
+
+
+def _code(event: ChildEnded) -> int:
+    if event.exit_code is not None:
+        return event.exit_code
+    return -signal.Signals[event.signal].value if event.signal in signal.Signals.__members__ else 1
+
+
+def exit_code_of(results: Sequence[HostResult], trainer_hosts: int) -> int:
+    """Return the exit code of a cluster: that of the first trainer host in time that failed.
+
+    A data host's code counts only where no trainer ended at all well or badly by its own: the trainers decide whether
+    there is a model.
+    """
+    trainers = results[len(results) - trainer_hosts :]
+    failed = sorted((result for result in trainers if result.exit_code), key=lambda result: result.ended_s)
+    if not failed:
+        return 0
+    code = failed[0].exit_code
+    return code if code > 0 else 1

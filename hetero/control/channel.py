@@ -1,0 +1,171 @@
+"""A connection to the coordinator that outlives its restarts, and the door that turns gRPC's errors into ours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from hetero._proto import control_pb2 as pb
+from hetero._proto import control_pb2_grpc
+from hetero.errors import CoordinatorUnreachable, HeteroError, SettingsError, TopologyError, Unauthorised
+
+TOKEN_KEY = "x-hetero-token"  # noqa: S105 - the name of the metadata, not a token
+CALL_TIMEOUT_S = 5.0
+RETRY_FIRST_S, RETRY_FACTOR, RETRY_MOST_S = 0.05, 1.5, 0.5
+NEW_CHANNEL_AFTER_S = 5.0
+
+_CHANNEL_OPTIONS = (
+    ("grpc.enable_http_proxy", 0),  # peers are in the same network, whatever the environment says
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 3000),  # how long one attempt to connect may take
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
+    ("grpc.keepalive_time_ms", 5000),  # notices a network that swallows packets
+    ("grpc.keepalive_timeout_ms", 5000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+)
+_FINAL = {
+    grpc.StatusCode.UNAUTHENTICATED: Unauthorised,
+    grpc.StatusCode.NOT_FOUND: TopologyError,
+    grpc.StatusCode.PERMISSION_DENIED: HeteroError,
+    grpc.StatusCode.INVALID_ARGUMENT: HeteroError,
+    grpc.StatusCode.UNIMPLEMENTED: HeteroError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HeteroError,
+}
+
+
+class Channel:
+    """One client's connection; connects when first used. Thread-safe.
+
+    Args:
+        address: The coordinator's "host:port".
+        token: The job's shared secret, None if it has none.
+
+    Raises:
+        SettingsError: The token has characters that cannot be sent.
+    """
+
+    def __init__(self, address: str, token: str | None) -> None:
+        if token is not None and not (token and all("!" <= character <= "~" for character in token)):
+            raise SettingsError(["--token must be visible ASCII characters without spaces, at least one"])
+        self.address = address
+        self._metadata = () if token is None else ((TOKEN_KEY, token),)
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._stream: Any = None
+        self._channel, self._stub = self._connect()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed.is_set()
+
+    def call_once(self, method: str, request: Any, timeout_s: float) -> Any:
+        """Call once; whatever goes wrong is raised as gRPC raises it."""
+        return getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_s)
+
+    def call(
+        self,
+        method: str,
+        request: Any,
+        timeout_s: float,
+        *,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        check: Callable[[], None] | None = None,
+    ) -> Any:
+        """Call until there is an answer; every method of the service may be repeated safely.
+
+        Args:
+            method: Name of the method.
+            request: Its request.
+            timeout_s: How long to try.
+            call_timeout_s: How long one try may take.
+            check: Called between tries, then at least about once a second; may raise to give up.
+
+        Raises:
+            CoordinatorUnreachable: No answer in time, or this channel was closed.
+            HeteroError: The coordinator refused: `Unauthorised`, `TopologyError` for an unknown host, else itself.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        renew_s = time.monotonic() + NEW_CHANNEL_AFTER_S
+        for pause_s in _pauses():
+            left_s = max(0.05, deadline_s - time.monotonic())
+            try:
+                return self.call_once(method, request, min(left_s, call_timeout_s, 1.0 if check else call_timeout_s))
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
+                self._raise_if_final(error)
+                if time.monotonic() + pause_s > deadline_s or self.closed:
+                    raise CoordinatorUnreachable(
+                        f"The coordinator at {self.address} gave no answer to {method} within {timeout_s:g} s: "
+                        f"{details(error)}."
+                    ) from error
+            if check is not None:
+                check()
+            if self._stream is None and time.monotonic() > renew_s:
+                self._renew()
+                renew_s = time.monotonic() + NEW_CHANNEL_AFTER_S
+            self._closed.wait(pause_s)
+        raise AssertionError("pauses never end")
+
+    def watch(self, request: pb.WatchRequest) -> Iterator[pb.JobState]:
+        """Yield states until `close`; reconnect when the stream breaks.
+
+        Raises:
+            HeteroError: The coordinator refused; `Unauthorised` for the token.
+        """
+        pauses = _pauses()
+        while not self.closed:
+            try:
+                with self._lock:
+                    stream = self._stream = self._stub.Watch(request, metadata=self._metadata)
+                for message in stream:
+                    pauses = _pauses()
+                    yield message
+            except (grpc.RpcError, ValueError) as error:
+                self._raise_if_final(error)
+            self._closed.wait(next(pauses))
+
+    def close(self) -> None:
+        """End all calls and the connection; may be repeated."""
+        self._closed.set()
+        with self._lock:
+            if self._stream is not None:
+                self._stream.cancel()
+            self._channel.close()
+
+    def _connect(self) -> tuple[Any, Any]:
+        channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        return channel, control_pb2_grpc.ControlStub(channel)
+
+    def _renew(self) -> None:
+        """Start over with a new connection: an old one may wait minutes before it looks up a name again."""
+        with self._lock:
+            if self.closed:
+                return
+            old, (self._channel, self._stub) = self._channel, self._connect()
+        old.close()
+
+    def _raise_if_final(self, error: Exception) -> None:
+        code = error.code() if isinstance(error, grpc.Call) else None
+        if code in _FINAL:
+            raise _FINAL[code](f"The coordinator at {self.address} refused this host: {details(error)}.") from error
+
+
+def details(error: BaseException) -> str:
+    """Return what gRPC, or else the exception itself, says went wrong; without a full stop."""
+    text = error.details() or error.code().name if isinstance(error, grpc.Call) else str(error)
+    return str(text).rstrip(".")
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = RETRY_FIRST_S
+    while True:
+        yield pause_s
+        pause_s = min(RETRY_MOST_S, pause_s * RETRY_FACTOR)

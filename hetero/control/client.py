@@ -1,0 +1,345 @@
+"""A host's side of the control service: register, keep the lease, watch the job, say how it ended."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from hetero._proto import control_pb2 as pb
+from hetero.control.channel import CALL_TIMEOUT_S, Channel, details
+from hetero.control.lease import Lease, heartbeat_interval_s
+from hetero.control.state import (
+    HostReport,
+    JobState,
+    Outcome,
+    cause_to_json,
+    outcome_to_proto,
+    report_to_proto,
+    state_from_proto,
+)
+from hetero.errors import CoordinatorUnreachable, HeteroError, PeerNeverCame
+
+logger = logging.getLogger(__name__)
+
+CHECK_INTERVAL_S = 0.25
+
+
+class ControlClient:
+    """Talks to the coordinator for one host, or for nobody in particular (`status`, `watch`).
+
+    Nothing connects before the first call. All methods may be called from any thread; `close` ends every thread that
+    was started.
+
+    Args:
+        address: The coordinator's "host:port".
+        token: The job's shared secret, None if it has none.
+        host: Name of this host in the topology.
+        role: "data" or "trainer".
+        host_address: Where peers reach this host; its name by default.
+
+    Raises:
+        SettingsError: The token has characters that cannot be sent.
+    """
+
+    def __init__(
+        self, address: str, token: str | None = None, host: str = "", role: str = "", *, host_address: str | None = None
+    ) -> None:
+        self.address = address
+        self.host = host
+        self.role = str(getattr(role, "value", role))
+        self.lease_s: float | None = None
+        self._host_address = host if host_address is None else host_address
+        self._channel = Channel(address, token)
+        self._lock = threading.Condition()
+        self._state: JobState | None = None
+        self._refused: HeteroError | None = None
+        self._callbacks: list[Callable[[JobState], None]] = []
+        self._watcher: threading.Thread | None = None
+        self._lease: Lease | None = None
+
+    # --- finding each other -------------------------------------------------------------------------------------------
+
+    def register(self, report: HostReport, timeout_s: float, *, check: Callable[[], None] | None = None) -> JobState:
+        """Announce this host; wait for the coordinator to come up if need be.
+
+        Args:
+            report: What the host runs so far.
+            timeout_s: How long the coordinator may take to answer.
+            check: Called several times a second while waiting; may raise to give up.
+
+        Returns:
+            The state after the registration.
+
+        Raises:
+            PeerNeverCame: The coordinator did not answer in time.
+            Unauthorised: It refused the token.
+            TopologyError: The job does not expect this host in this role.
+        """
+        try:
+            reply = self._channel.call("Register", self._registration(report), timeout_s, check=check)
+        except CoordinatorUnreachable as error:
+            raise PeerNeverCame(
+                f"The coordinator at {self.address} did not answer within {timeout_s:g} s "
+                f"({details(error.__cause__ or error)}). "
+                "Look at the log of the host that runs it, or raise --start-timeout-s."
+            ) from error
+        self.lease_s = reply.lease_s
+        return state_from_proto(reply.state)
+
+    def publish(self, name: str, address: str, timeout_s: float = 15.0) -> None:
+        """Announce where something listens.
+
+        Raises:
+            CoordinatorUnreachable: No answer in time.
+            HeteroError: The coordinator refused; `Unauthorised` for the token.
+        """
+        self._channel.call("Publish", pb.PublishRequest(host=self.host, name=name, address=address), timeout_s)
+
+    def watch(self, callback: Callable[[JobState], None] | None = None) -> None:
+        """Call `callback` in a background thread with the state now and after each change, until `close`.
+
+        The thread reconnects by itself. Callbacks must be short; what they raise is logged.
+        """
+        with self._lock:
+            if callback is not None:
+                self._callbacks.append(callback)
+                if self._state is not None:
+                    self._tell(callback, self._state)
+            if self._watcher is None and not self._channel.closed:
+                self._watcher = threading.Thread(target=self._watch, name="hetero-watch", daemon=True)
+                self._watcher.start()
+
+    @property
+    def state(self) -> JobState | None:
+        """The latest state that was watched; None before the first."""
+        return self._state
+
+    def wait_for(
+        self,
+        predicate: Callable[[JobState], bool],
+        timeout_s: float,
+        what: str,
+        *,
+        check: Callable[[], None] | None = None,
+    ) -> JobState:
+        """Wait until the job is in a certain state, or over.
+
+        Args:
+            predicate: Says whether a state is the one waited for.
+            timeout_s: How long to wait.
+            what: What is waited for, for the message: "the dispatcher".
+            check: Called several times a second while waiting; may raise to give up.
+
+        Returns:
+            The first state that `predicate` accepts, or the state in which the job ended first: look at `.ended`.
+
+        Raises:
+            PeerNeverCame: Neither happened in time.
+            Unauthorised: The coordinator refused the token.
+        """
+        self.watch()
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                if self._state is not None and (predicate(self._state) or self._state.ended):
+                    return self._state
+                if self._refused is not None:
+                    raise self._refused
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    break
+                self._lock.wait(min(left_s, CHECK_INTERVAL_S))
+            if check is not None:
+                check()
+        seen = "the coordinator did not answer" if self._state is None else f"the job is {self._state.phase.value}"
+        raise PeerNeverCame(
+            f"{what} did not come within {timeout_s:g} s; {seen}. Look at the logs of the other hosts, "
+            f"`hetero status {self.address}` lists them."
+        )
+
+    # --- signs of life ------------------------------------------------------------------------------------------------
+
+    def start_lease(
+        self,
+        report: Callable[[], HostReport],
+        on_unreachable: Callable[[float], None],
+        interval_s: float | None = None,
+    ) -> None:
+        """Give a sign of life in a background thread until `close`; register again where the coordinator forgot us.
+
+        Args:
+            report: Called in the thread before each heartbeat; while it raises, the last report is sent.
+            on_unreachable: Called in the thread after each heartbeat without an answer, with the seconds since the last
+                one; not after the job's end was seen. It decides when that is too long.
+            interval_s: Time between heartbeats; by default a tenth of the lease, at most 1 s.
+        """
+        interval_s = interval_s or heartbeat_interval_s(self.lease_s or 30.0)
+        last = HostReport()
+
+        def beat() -> None:
+            nonlocal last
+            try:
+                last = report()
+            except Exception:  # a host that cannot count its workers is alive all the same
+                logger.exception("cannot make a report; the last one is sent again")
+            request = pb.HeartbeatRequest(host=self.host, report=report_to_proto(last))
+            timeout_s = max(2 * interval_s, min(CALL_TIMEOUT_S, (self.lease_s or 30.0) / 6))
+            reply = self._channel.call_once("Heartbeat", request, timeout_s)
+            if not reply.known:
+                self._channel.call_once("Register", self._registration(last), timeout_s)
+
+        def unreachable(silent_s: float) -> None:
+            if not self._channel.closed and not (self._state is not None and self._state.ended):
+                on_unreachable(silent_s)
+
+        with self._lock:
+            if self._lease is not None or self._channel.closed:
+                return
+            self._lease = Lease(interval_s, beat, unreachable)
+            self._lease.start()
+
+    def report_now(self) -> None:
+        """Send the next heartbeat at once, because something worth knowing has changed."""
+        if self._lease is not None:
+            self._lease.beat_now()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def end_training(
+        self,
+        outcome: Outcome,
+        cause: Mapping[str, object] | None = None,
+        *,
+        age_s: float = 0.0,
+        wait_for_primary_s: float = 0.0,
+        timeout_s: float = 15.0,
+    ) -> JobState:
+        """End the job; the first end that the coordinator hears of counts.
+
+        Args:
+            outcome: SUCCEEDED (the chief only), FAILED, DATA_LOST or STOPPED.
+            cause: The failure behind it, as `Failure.to_dict()`.
+            age_s: How long ago the failure happened.
+            wait_for_primary_s: With a secondary cause: how long to wait for a primary one.
+            timeout_s: How long to try beyond that.
+
+        Returns:
+            The final state, with the cause that counts.
+
+        Raises:
+            CoordinatorUnreachable: No answer in time.
+            HeteroError: The coordinator refused; `Unauthorised` for the token.
+        """
+        request = pb.EndTrainingRequest(
+            host=self.host,
+            outcome=outcome_to_proto(outcome),
+            cause_json=cause_to_json(cause),
+            age_s=age_s,
+            wait_for_primary_s=wait_for_primary_s,
+        )
+        patience_s = wait_for_primary_s + CALL_TIMEOUT_S
+        reply = self._channel.call("EndTraining", request, timeout_s + wait_for_primary_s, call_timeout_s=patience_s)
+        return state_from_proto(reply)
+
+    def report_failure(
+        self,
+        cause: Mapping[str, object],
+        age_s: float = 0.0,
+        *,
+        wait_for_primary_s: float = 5.0,
+        timeout_s: float = 15.0,
+    ) -> JobState:
+        """Tell of a process that failed for good. A trainer's ends the job; a data host's explains a later loss.
+
+        Raises:
+            CoordinatorUnreachable: No answer in time.
+            HeteroError: The coordinator refused; `Unauthorised` for the token.
+        """
+        request = pb.ReportFailureRequest(
+            host=self.host, cause_json=cause_to_json(cause), age_s=age_s, wait_for_primary_s=wait_for_primary_s
+        )
+        return state_from_proto(self._channel.call("ReportFailure", request, timeout_s))
+
+    def leave(self, reason: str = "", report: HostReport | None = None, timeout_s: float = 2.0) -> JobState | None:
+        """Say that this host goes; heartbeats stop. Never raises: whoever leaves cannot wait for an answer.
+
+        Args:
+            reason: Empty if the host's part went well; else why it leaves before the end.
+            report: Its last numbers.
+            timeout_s: How long to try.
+
+        Returns:
+            The state after it, None if there was no answer.
+        """
+        if self._lease is not None:
+            self._lease.stop()
+        request = pb.LeaveRequest(host=self.host, reason=reason)
+        if report is not None:
+            request.report.CopyFrom(report_to_proto(report))
+        try:
+            return state_from_proto(self._channel.call("Leave", request, timeout_s))
+        except HeteroError as error:
+            logger.info("could not say goodbye to the coordinator: %s", error)
+            return None
+
+    def status(self, timeout_s: float = 5.0) -> JobState:
+        """Ask for the state now.
+
+        Raises:
+            CoordinatorUnreachable: No answer in time.
+            Unauthorised: The coordinator refused the token.
+        """
+        return state_from_proto(self._channel.call("GetStatus", pb.GetStatusRequest(), timeout_s))
+
+    def close(self) -> None:
+        """End all threads and the connection; says nothing to the coordinator. Never raises, may be repeated."""
+        self._channel.close()  # calls under way end at once
+        with self._lock:
+            self._lock.notify_all()
+        if self._lease is not None:
+            self._lease.stop()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(2.0)
+
+    def __enter__(self) -> ControlClient:  # noqa: PYI034 - Self needs Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- plumbing -----------------------------------------------------------------------------------------------------
+
+    def _registration(self, report: HostReport) -> pb.RegisterRequest:
+        return pb.RegisterRequest(
+            host=self.host, role=self.role, address=self._host_address, report=report_to_proto(report)
+        )
+
+    def _watch(self) -> None:
+        try:
+            for message in self._channel.watch(pb.WatchRequest(host=self.host)):
+                self._accept(state_from_proto(message))
+        except HeteroError as refusal:
+            with self._lock:
+                self._refused = refusal
+                self._lock.notify_all()
+
+    def _accept(self, state: JobState) -> None:
+        with self._lock:
+            known = self._state
+            if known is not None and (known.restarts, known.version) == (state.restarts, state.version):
+                return
+            self._state = state
+            self._lock.notify_all()
+            callbacks = tuple(self._callbacks)
+            for callback in callbacks:
+                self._tell(callback, state)
+
+    def _tell(self, callback: Callable[[JobState], None], state: JobState) -> None:
+        if self._channel.closed:
+            return
+        try:
+            callback(state)
+        except Exception:  # one reader's mistake must not end the watch for the others
+            logger.exception("a callback for the job's state failed")

@@ -1,0 +1,56 @@
+"""What a coordinator is told at its start."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from hetero.errors import SettingsError, TopologyError
+
+
+@dataclass(frozen=True)
+class CoordinatorConfig:
+    """What a coordinator needs to know at its start; travels as JSON to its process.
+
+    Args:
+        port: TCP port to listen on; 0 takes any free one.
+        data: Names of the expected data hosts; the first one runs the dispatcher.
+        trainers: Names of the expected trainer hosts; the first one is the chief.
+        journal: File that lets a restarted coordinator go on where it was.
+        run_id: Name of this run; a journal of another run is not used.
+        bind: Address to listen on.
+        token: Shared secret; None lets everybody in.
+        start_timeout_s: Within this everybody needed must be there.
+        lease_s: A host silent for longer is lost.
+        required_endpoints: What must have been published before training starts, if there are data hosts.
+    """
+
+    port: int
+    data: tuple[str, ...]
+    trainers: tuple[str, ...]
+    journal: Path
+    run_id: str
+    bind: str = "0.0.0.0"  # noqa: S104 - peers are on other machines
+    token: str | None = field(default=None, repr=False)
+    start_timeout_s: float = 600.0
+    lease_s: float = 30.0
+    required_endpoints: tuple[str, ...] = ("dispatcher",)
+
+    def __post_init__(self) -> None:
+        """Refuse what no coordinator could work with."""
+        if not self.trainers:
+            raise TopologyError("A job needs at least one trainer host, this one has none.")
+        if self.lease_s <= 0:
+            raise SettingsError([f"--lease-s is {self.lease_s:g}, it must be more than 0"])
+
+    def to_json(self) -> str:
+        """Return the configuration, token included, as JSON text."""
+        return json.dumps({**asdict(self), "journal": str(self.journal)})
+
+    @classmethod
+    def from_json(cls, text: str) -> CoordinatorConfig:
+        """Rebuild a configuration from `to_json`."""
+        value = json.loads(text)
+        tuples = {name: tuple(value[name]) for name in ("data", "trainers", "required_endpoints")}
+        return cls(**{**value, **tuples, "journal": Path(value["journal"])})

@@ -1,0 +1,1 @@
+"""Input: how batches reach a rank, whichever engine prepares them."""

@@ -1,0 +1,300 @@
+"""The consumer's side of the `tf_data` engine: registers an epoch's dataset and reads it from the data hosts.
+
+With `tf_server` (dispatcher and worker processes), `tf_retire` (ends what a lost worker left open) and `tf_graph` (what
+the engine cannot run) this is the only place that knows tf.data service. TensorFlow is imported when it is first used.
+
+Memory of a rank: an element is one batch as `inputs` made it. The client holds at most `max_outstanding_requests` of
+them (received or on their way), the worker one for each open epoch beside the dataset's own buffers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from hetero.data.tf_graph import check_dataset
+from hetero.data.tf_retire import Dispatcher
+from hetero.data.tf_server import serve_dispatcher, serve_worker
+from hetero.errors import DataServiceLost, EngineError, HeteroError, InputError
+
+__all__ = [
+    "Dispatcher",
+    "TfDataSource",
+    "check_dataset",
+    "open_epoch",
+    "register_epoch",
+    "serve_dispatcher",
+    "serve_worker",
+]
+
+_T = TypeVar("_T")
+_REFRESH_MS = 100
+"""How often a client asks for new tasks and for the end of the epoch; TensorFlow's own value, 1 s, is felt at each
+epoch's border."""
+
+
+def register_epoch(dataset: Any, dispatcher: str, *, dataset_id: str | None = None, timeout_s: float = 60.0) -> str:
+    """Ship a dataset to the dispatcher; rank 0 does this once an epoch and tells the other ranks the id.
+
+    Args:
+        dataset: The `tf.data.Dataset` of this epoch, its seeds included.
+        dispatcher: "host:port".
+        dataset_id: Name it so; a second registration under the same name changes nothing. Default: the dispatcher's.
+        timeout_s: How long a dispatcher that is away (being replaced) is waited for.
+
+    Returns:
+        The id for `open_epoch`.
+
+    Raises:
+        DataServiceLost: No dispatcher answered in time.
+        EngineError: The graph cannot be shipped.
+    """
+    service = _tensorflow().data.experimental.service
+
+    def register() -> str:
+        with _translated("register the dataset with the tf.data dispatcher"):
+            answer = service.register_dataset(f"grpc://{dispatcher}", dataset, compression=None, dataset_id=dataset_id)
+            value = answer.numpy()
+            return value.decode() if isinstance(value, bytes) else str(value)
+
+    return _within(timeout_s, register, dispatcher)
+
+
+def open_epoch(
+    dispatcher: str,
+    dataset_id: str,
+    element_spec: Any = None,
+    *,
+    job_name: str,
+    max_outstanding_requests: int = 8,
+    service_idle: Callable[[], bool] | None = None,
+    stuck_after_s: float = 5.0,
+    timeout_s: float = 60.0,
+) -> TfDataSource:
+    """Join an epoch that rank 0 registered; every split goes to exactly one of the ranks that use the same `job_name`.
+
+    Args:
+        dispatcher: "host:port".
+        dataset_id: What `register_epoch` returned.
+        element_spec: The dataset's `element_spec`; None: asked of the dispatcher.
+        job_name: Unique for run and epoch: under a used name the epoch is over at once.
+        max_outstanding_requests: Bound on the elements that this rank holds or has asked for. Fewer than the number
+            of workers leaves some of them idle.
+        service_idle: Tells whether no living worker has had an open task for a while though a data host was lost.
+        stuck_after_s: How long nothing must have arrived, besides, before the source counts as stuck.
+        timeout_s: How long a dispatcher that is away is waited for when it is asked for the `element_spec`.
+
+    Raises:
+        DataServiceLost: No dispatcher answered in time.
+    """
+    tf = _tensorflow()
+    service = tf.data.experimental.service
+
+    def from_id() -> Any:
+        with _translated("open the epoch"):
+            common: dict[str, Any] = {
+                "processing_mode": service.ShardingPolicy.DYNAMIC,
+                "service": f"grpc://{dispatcher}",
+                "dataset_id": tf.constant(dataset_id),
+                "element_spec": element_spec,
+                "job_name": job_name,
+                "max_outstanding_requests": max_outstanding_requests,
+            }
+            try:  # the same function with one more option, which the public one keeps to itself
+                ops = importlib.import_module("tensorflow.python.data.experimental.ops.data_service_ops")
+                dataset = ops._from_dataset_id(**common, task_refresh_interval_hint_ms=_REFRESH_MS, target_workers="ANY")
+            except (ImportError, AttributeError, TypeError):
+                dataset = service.from_dataset_id(**common)
+            return dataset
+
+    dataset = from_id() if element_spec is not None else _within(timeout_s, from_id, dispatcher)
+    return TfDataSource(dataset, service_idle=service_idle, stuck_after_s=stuck_after_s)
+
+
+class TfDataSource:
+    """One rank's share of one epoch, as nested read-only numpy arrays on TensorFlow's own buffers.
+
+    One thread iterates; `is_stuck` and `close` may be called from others.
+
+    Args:
+        dataset: A dataset that reads from the service.
+        service_idle: See `open_epoch`.
+        stuck_after_s: See `open_epoch`.
+    """
+
+    def __init__(
+        self, dataset: Any, *, service_idle: Callable[[], bool] | None = None, stuck_after_s: float = 5.0
+    ) -> None:
+        self._dataset = dataset
+        self._service_idle = service_idle
+        self._stuck_after_s = stuck_after_s
+        self._waiting_since: float | None = None
+        self._closed = threading.Event()
+        self._cancellation = _cancellation_manager()
+        self.elements = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield elements until the epoch ends or `close` is called.
+
+        Raises:
+            InputError: The job's pipeline failed on a data host; its message says how.
+            EngineError: A data host cannot run an op of the graph.
+            DataServiceLost: The dispatcher does not know the epoch any more.
+        """
+        take: Callable[[], Any] | None = None
+        while not self._closed.is_set():
+            self._waiting_since = time.monotonic()
+            try:
+                with _translated("read from the data hosts"):
+                    if take is None:
+                        take = _reader(self._dataset, self._cancellation)
+                    element = take()
+            except StopIteration:
+                return
+            except HeteroError:
+                if self._closed.is_set():
+                    return
+                raise
+            finally:
+                self._waiting_since = None
+            self.elements += 1
+            yield element
+
+    def is_stuck(self) -> bool:
+        """Tell whether nothing more can come although the epoch has not ended."""
+        since = self._waiting_since
+        if self._service_idle is None or since is None or time.monotonic() - since < self._stuck_after_s:
+            return False
+        return self._service_idle()
+
+    def close(self) -> None:
+        """Leave the epoch; a thread that waits in the iterator is woken and its iteration ends. May be repeated."""
+        if not self._closed.is_set():
+            self._closed.set()
+            if self._cancellation is not None:
+                self._cancellation.start_cancel()
+
+
+def _cancellation_manager() -> Any:
+    """TensorFlow's means to wake a thread that waits for an element; None where this TensorFlow has none."""
+    try:
+        return importlib.import_module("tensorflow.python.eager.cancellation").CancellationManager()
+    except (ImportError, AttributeError):
+        return None
+
+
+def _reader(dataset: Any, cancellation: Any) -> Callable[[], Any]:
+    """Return a function that gives the next element as read-only numpy arrays, or raises StopIteration.
+
+    It is `as_numpy_iterator`, but for the wait in TensorFlow's runtime that `cancellation` can end. Without it a
+    thread in a dead epoch would be there until the process ends.
+    """
+    if cancellation is None:
+        return _plain_reader(dataset)
+    try:
+        tf = _tensorflow()
+        execute = importlib.import_module("tensorflow.python.eager.execute").execute_with_cancellation
+        context = importlib.import_module("tensorflow.python.eager.context").context()
+        structure = importlib.import_module("tensorflow.python.data.util.structure")
+        spec = dataset.element_spec
+        iterator = iter(dataset)
+        types = [int(component.as_datatype_enum) for component in iterator._flat_output_types]
+        shapes = [None if shape.rank is None else shape.as_list() for shape in iterator._flat_output_shapes]
+        attributes = ("output_types", types, "output_shapes", shapes)
+        resource = iterator._iterator_resource
+    except (ImportError, AttributeError):
+        return _plain_reader(dataset)
+
+    def to_numpy(tensor: Any) -> Any:
+        array = tensor._numpy() if hasattr(tensor, "_numpy") else tensor.numpy()
+        if hasattr(array, "setflags"):
+            array.setflags(write=False)
+        return array
+
+    def take() -> Any:
+        try:
+            with tf.device("/cpu:0"):
+                flat = execute("IteratorGetNext", len(types), [resource], attributes, context, cancellation)
+        except tf.errors.OutOfRangeError:
+            raise StopIteration from None
+        return tf.nest.map_structure(to_numpy, structure.from_compatible_tensor_list(spec, list(flat)))
+
+    take.__dict__["iterator"] = iterator  # owns the resource
+    return take
+
+
+def _plain_reader(dataset: Any) -> Callable[[], Any]:
+    iterator = dataset.as_numpy_iterator()
+    return lambda: next(iterator)
+
+
+def _tensorflow() -> Any:
+    try:
+        return importlib.import_module("tensorflow")
+    except ImportError as error:
+        raise EngineError(
+            f"The tf_data engine needs TensorFlow on every host, and importing it failed: {error}. "
+            "Install tensorflow-cpu (or your own build), or use --engine grpc."
+        ) from error
+
+
+def _within(timeout_s: float, function: Callable[[], _T], dispatcher: str) -> _T:
+    """Run a call that TensorFlow would retry for ever; after `timeout_s` its thread is left behind."""
+    results: list[_T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="tf-data-call", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise DataServiceLost(
+            f"The tf.data dispatcher at {dispatcher} gave no answer for {timeout_s:g} s. "
+            "See the dispatcher's log on the first data host."
+        )
+    return results[0]
+
+
+@contextlib.contextmanager
+def _translated(doing: str) -> Iterator[None]:
+    """Turn TensorFlow's errors into ours, most specific first."""
+    errors = _tensorflow().errors
+    try:
+        yield
+    except errors.OpError as error:
+        text = _first_line(error.message)
+        if "Op type not registered" in text:
+            raise EngineError(
+                f"A data host cannot {doing}: {text}. Install the package that has this op on the data hosts "
+                "(only tensorflow-io's ops are loaded there), or use --engine grpc."
+            ) from error
+        if isinstance(error, errors.CancelledError):
+            raise DataServiceLost(f"Could not {doing}: the call was cancelled ({text}).") from error
+        if isinstance(error, errors.UnavailableError | errors.DeadlineExceededError):
+            raise DataServiceLost(
+                f"Could not {doing}: {text}. See the logs of dispatcher and workers on the data hosts."
+            ) from error
+        if isinstance(error, errors.NotFoundError) and ("iteration client id" in text or "Dataset id" in text):
+            raise DataServiceLost(
+                f"Could not {doing}: the dispatcher does not know this epoch ({text}); its work directory was lost."
+            ) from error
+        if isinstance(error, errors.FailedPreconditionError | errors.UnimplementedError):
+            raise EngineError(
+                f"Could not {doing}: {text}. Keep state (tables, variables) out of the dataset, or use --engine grpc."
+            ) from error
+        raise InputError(f"The job's input failed ({type(error).__name__}): {text}") from error
+
+
+def _first_line(message: str) -> str:
+    return next((line.strip() for line in str(message).splitlines() if line.strip()), "no message")[:500]

@@ -1,0 +1,396 @@
+"""The user's side: Job, and the two contexts that its functions are called with.
+
+A job file is run by every rank. It is never run by a launcher: that one needs only what `Job(...)` declares, and reads it
+from the source text (`read_declaration`), so the arguments of `Job(...)` are literals.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol, TypeVar
+
+from hetero.errors import InputError, JobFileError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Job:
+    """What a user hands to hetero: how to make input, how to train.
+
+    Args:
+        name: Shown everywhere and part of the default run folder.
+        engine: The engine that this job is made for; `--engine` overrides it.
+        **defaults: The job's own defaults of other settings (`batch_size=128`) and of its own options (`width=32`).
+            They must be literals.
+
+    Example:
+        >>> job = Job("digits", engine="tf_data", batch_size=32)
+        >>> @job.train
+        ... def train(ctx): ...
+    """
+
+    def __init__(self, name: str, *, engine: str | None = None, **defaults: Any) -> None:
+        if not isinstance(name, str) or not name.strip():
+            raise JobFileError(f"A job needs a name, got {name!r}: hetero.Job('digits')")
+        self.name = name
+        self.engine = engine
+        self.defaults = defaults
+        self.inputs_function: Callable[[InputContext], Any] | None = None
+        self.splits_function: Callable[[InputContext], Sequence[Any]] | None = None
+        self.train_function: Callable[[TrainContext], Any] | None = None
+
+    def inputs(self, function: Function) -> Function:
+        """Register the function that makes an epoch's input: a tf.data.Dataset of batches or an iterable of batches."""
+        self.inputs_function = function
+        return function
+
+    def splits(self, function: Function) -> Function:
+        """Register the function that lists the pieces of the input, as JSON values. Default: files of `training`."""
+        self.splits_function = function
+        return function
+
+    def train(self, function: Function) -> Function:
+        """Register the function that trains; called once in every rank with Horovod ready."""
+        self.train_function = function
+        return function
+
+    def check(self) -> None:
+        """Raise JobFileError if the job lacks a function that it cannot run without."""
+        missing = [
+            f"@{name}"
+            for name, function in (("job.inputs", self.inputs_function), ("job.train", self.train_function))
+            if function is None
+        ]
+        if missing:
+            raise JobFileError(f"Job {self.name!r} has no {' and no '.join(missing)} function. Decorate one.")
+
+    def list_splits(self, context: InputContext) -> list[Any]:
+        """Return the pieces of the whole input.
+
+        Raises:
+            InputError: there are none, or they are not JSON values (they travel between processes).
+        """
+        if self.splits_function is None:
+            splits: list[Any] = [str(path) for path in context.channel_files("training")]
+        else:
+            splits = [str(split) if isinstance(split, Path) else split for split in self.splits_function(context)]
+        if not splits:
+            raise InputError(f"Job {self.name!r} has no splits: its splits function returned an empty list.")
+        try:
+            return list(json.loads(json.dumps(splits)))
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"The splits of job {self.name!r} must be JSON values (text, numbers, lists): {error}"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"Job({self.name!r}, engine={self.engine!r})"
+
+
+def _seed(*parts: object) -> int:
+    """Return 31 bits that depend on all parts and on nothing else, on any machine."""
+    digest = hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 33
+
+
+@dataclass(frozen=True)
+class InputContext:
+    """What `inputs` and `splits` are called with.
+
+    Attributes:
+        splits: The pieces that this call covers: all of them under tf_data, this rank's share under local.
+        epoch: Counts from 0.
+        batch_size: Rows that a rank takes in one step.
+        params: The job's own options.
+        channels: Name of each input channel and its folder.
+        run_seed: `--seed`; use `seed` and `seed_for`.
+    """
+
+    splits: tuple[Any, ...] = ()
+    epoch: int = 0
+    batch_size: int = 64
+    params: Mapping[str, Any] = field(default_factory=dict)
+    channels: Mapping[str, str] = field(default_factory=dict)
+    run_seed: int = 0
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The splits, where they are files."""
+        wrong = next((split for split in self.splits if not isinstance(split, str)), None)
+        if wrong is not None:
+            raise InputError(f"ctx.files needs splits that are paths, but one is {wrong!r}. Use ctx.splits.")
+        return self.splits
+
+    @property
+    def seed(self) -> int:
+        """Depends on the run's seed and the epoch, not on the worker. 31 bits."""
+        return _seed(self.run_seed, self.epoch)
+
+    def seed_for(self, split: Any) -> int:
+        """Like `seed`, and depends on the split too: a split is augmented the same way wherever it runs."""
+        return _seed(self.run_seed, self.epoch, split)
+
+    def channel(self, name: str) -> str:
+        """Return the folder of an input channel.
+
+        Raises:
+            InputError: there is no such channel here; the message lists those that are.
+        """
+        try:
+            return self.channels[name]
+        except KeyError:
+            have = ", ".join(sorted(self.channels)) or "none"
+            raise InputError(
+                f"There is no channel {name!r} (channels: {have}). Give --channel {name}=FOLDER."
+            ) from None
+
+    def channel_files(self, name: str) -> list[Path]:
+        """Return the files of a channel, hidden ones left out, sorted by path."""
+        folder = Path(self.channel(name))
+        if not folder.exists():
+            raise InputError(
+                f"Channel {name!r} is {str(folder)!r}, which does not exist. Correct --channel {name}=FOLDER."
+            )
+        if folder.is_file():
+            return [folder]
+        files = sorted(
+            path
+            for path in folder.rglob("*")
+            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+        )
+        if not files:
+            raise InputError(f"Channel {name!r} ({folder}) has no files. Put the data there or name another folder.")
+        return files
+
+
+class Feed(Protocol):
+    """Where a TrainContext gets its batches from; the rank injects the real one."""
+
+    def batches(self, epoch: int) -> Iterator[Any]:
+        """Yield objects with `data`, `mask` and `rows`."""
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Keep values that the job measured."""
+
+
+@dataclass(frozen=True)
+class TrainContext:
+    """What `train` is called with, once in every rank.
+
+    Attributes:
+        rank, size: This rank and how many there are over all hosts.
+        local_rank, local_size: The same within this host; the accelerator is pinned by local_rank.
+        batch_size: Rows that this rank takes in one step.
+        number_of_epochs: `--epochs`; loop over `epochs()`.
+        params: The job's own options.
+        channels: Name of each input channel and its folder.
+        seed: The run's seed; the same on every rank.
+        model_dir: Where rank 0 saves the model.
+        run_dir: The folder of the run.
+        host: Name of this host.
+    """
+
+    feed: Feed
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    batch_size: int = 64
+    number_of_epochs: int = 1
+    params: Mapping[str, Any] = field(default_factory=dict)
+    channels: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+    model_dir: Path | None = None
+    run_dir: Path | None = None
+    host: str = ""
+
+    @property
+    def is_chief(self) -> bool:
+        """True on rank 0, the one that saves and reports."""
+        return self.rank == 0
+
+    def epochs(self) -> range:
+        """Return the epochs to train, counted from 0."""
+        return range(self.number_of_epochs)
+
+    def batches(self, epoch: int, *, with_mask: bool = False) -> Iterator[Any]:
+        """Yield this rank's batches of an epoch as nested numpy arrays.
+
+        Every rank gets the same number of batches. An epoch can be read once.
+
+        Args:
+            epoch: Counts from 0; epochs are read in order.
+            with_mask: Yield `(batch, mask)`; mask: bool (batch_size,), False for rows that `--remainder pad` repeated.
+
+        Raises:
+            DataServiceLost: no worker is left that could prepare input.
+            InputError: the job's input breaks the contract of a batch.
+        """
+        for batch in self.feed.batches(epoch):
+            yield (batch.data, batch.mask) if with_mask else batch.data
+
+    def dataset(self, epoch: int, *, with_mask: bool = False) -> Any:
+        """Return the same stream as a tf.data.Dataset; it can be iterated once."""
+        return _as_dataset(self.batches(epoch, with_mask=with_mask), epoch)
+
+    def log(self, **values: Any) -> None:
+        """Keep numbers of the job: they go to metrics.jsonl with the next step and to `results` in summary.json."""
+        self.feed.log(values)
+
+    def channel(self, name: str) -> str:
+        """Return the folder of an input channel; InputError if there is none of that name."""
+        return InputContext(channels=self.channels).channel(name)
+
+
+def _as_dataset(batches: Iterator[Any], epoch: int) -> Any:
+    import tensorflow as tf
+
+    def tuples(structure: Any) -> Any:  # tf.data reads a list as one tensor, so lists become tuples
+        if isinstance(structure, dict):
+            return {key: tuples(value) for key, value in structure.items()}
+        if isinstance(structure, tuple) and hasattr(structure, "_fields"):
+            return type(structure)(*(tuples(value) for value in structure))
+        if isinstance(structure, (list, tuple)):
+            return tuple(tuples(value) for value in structure)
+        return structure
+
+    def spec(array: Any) -> Any:
+        dtype = tf.string if array.dtype.kind in "OSU" else tf.as_dtype(array.dtype)
+        return tf.TensorSpec((None, *array.shape[1:]), dtype)
+
+    first = next(batches, None)
+    if first is None:
+        raise InputError(
+            f"Epoch {epoch} gave this rank no batch, so its dataset has no element to take the types from."
+        )
+    read = False
+
+    def generate() -> Iterator[Any]:
+        nonlocal read
+        if read:
+            raise InputError(
+                f"The stream of epoch {epoch} was read before; an epoch can be read once. Use ctx.dataset(next)"
+            )
+        read = True
+        yield tuples(first)
+        yield from map(tuples, batches)
+
+    return tf.data.Dataset.from_generator(generate, output_signature=tf.nest.map_structure(spec, tuples(first)))
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What the text of a job file says about its job."""
+
+    name: str
+    engine: str | None
+    defaults: Mapping[str, Any]
+
+
+def _split_reference(reference: str) -> tuple[str, str]:
+    where, separator, name = reference.rpartition(":")
+    if not separator or not where or not name.isidentifier():
+        raise JobFileError(f"--job {reference!r} is not of the form path/to/job.py:name or package.module:name.")
+    return where, name
+
+
+def _source_path(reference: str, where: str) -> Path:
+    if where.endswith(".py") or "/" in where:
+        path = Path(where)
+        if not path.is_file():
+            raise JobFileError(f"--job {reference!r}: there is no file {str(path.absolute())!r}.")
+        return path
+    try:
+        spec = importlib.util.find_spec(where)
+    except (ImportError, ValueError) as error:
+        raise JobFileError(f"--job {reference!r}: cannot find module {where!r}: {error}") from None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise JobFileError(f"--job {reference!r}: there is no Python module {where!r} on sys.path.")
+    return Path(spec.origin)
+
+
+def read_declaration(reference: str) -> Declaration:
+    """Return what `name = hetero.Job(...)` declares, without running the file.
+
+    Raises:
+        JobFileError: no such file, broken syntax, no such job in it, or an argument that is not a literal.
+    """
+    where, name = _split_reference(reference)
+    path = _source_path(reference, where)
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except (SyntaxError, ValueError, OSError) as error:
+        raise JobFileError(f"--job {reference!r}: cannot read {path}: {error}") from None
+    for node in tree.body:
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return _declaration_of(node.value, name, path)  # type: ignore[union-attr]
+    raise JobFileError(f"--job {reference!r}: {path} has no top-level `{name} = hetero.Job(...)`.")
+
+
+def _declaration_of(value: ast.expr | None, name: str, path: Path) -> Declaration:
+    function = value.func if isinstance(value, ast.Call) else None
+    called = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
+    if not isinstance(value, ast.Call) or called != "Job":
+        raise JobFileError(f"{path}: `{name}` is not made by hetero.Job(...).")
+    try:
+        arguments = [ast.literal_eval(argument) for argument in value.args]
+        keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in value.keywords if keyword.arg}
+        if any(keyword.arg is None for keyword in value.keywords):
+            raise ValueError("**keywords")
+    except ValueError:
+        line = f"{path}:{value.lineno}"
+        raise JobFileError(
+            f"{line}: the arguments of Job(...) must be literals: launchers read them as text."
+        ) from None
+    title = arguments[0] if arguments else keywords.pop("name", None)
+    if not isinstance(title, str) or not title.strip() or len(arguments) > 1:
+        raise JobFileError(f"{path}:{value.lineno}: Job(...) takes the job's name and then keywords only.")
+    engine = keywords.pop("engine", None)
+    return Declaration(title, engine, keywords)
+
+
+def load_job(reference: str) -> Job:
+    """Import the job's file and return its Job, checked for completeness.
+
+    An exception of the file's own code passes through unchanged.
+
+    Raises:
+        JobFileError: no such file or name, or a job without `inputs` or `train`.
+    """
+    where, name = _split_reference(reference)
+    path = _source_path(reference, where)
+    module = _import_file(path) if where.endswith(".py") or "/" in where else importlib.import_module(where)
+    job = getattr(module, name, None)
+    if not isinstance(job, Job):
+        raise JobFileError(f"--job {reference!r}: {path} has no hetero.Job named {name!r}, but {job!r}.")
+    job.check()
+    return job
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Import by path, with the file's folder first on sys.path as if it had been run as a script."""
+    name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"hetero_job_{_seed(str(path))}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise JobFileError(f"--job {str(path)!r} cannot be imported: it is not a Python file.")
+    sys.path.insert(0, str(path.parent.absolute()))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # pickling of the job's classes looks here
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,143 @@
+"""One host's entry: find out which host this is, work out its part, live it, return the exit code.
+
+prepare   arguments, environment, cluster description, job declaration -> HostConfig, HostPlan
+HostLife  starts the processes, then one loop over events until something ends this host's part (`hetero.life`)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hetero import clusters
+from hetero.clusters import local
+from hetero.errors import HeteroError, SettingsError
+from hetero.host import HostConfig
+from hetero.job import read_declaration
+from hetero.life import life_of
+from hetero.plan import Hardware, HostPlan, plan_host
+from hetero.process.console import Console
+from hetero.process.failure import Failure, sagemaker_text
+from hetero.process.supervisor import Supervisor
+from hetero.rundir import default_run_dir
+from hetero.settings import find_job, resolve, resolve_engine
+from hetero.topology import Role, Topology
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a launcher is about to run."""
+
+    config: HostConfig
+    plan: HostPlan
+
+
+def prepare(argv: Sequence[str], environ: Mapping[str, str], started_s: float) -> Prepared:
+    """Work out this host's part in the job; nothing is started, and nothing written but a default run folder.
+
+    Raises:
+        SettingsError, TopologyError, JobFileError, EngineError: with all that is wrong, the value and the next step.
+    """
+    _refuse_mpirun(environ)
+    reference = find_job(argv, environ)
+    declaration = read_declaration(reference) if reference else None
+    settings = resolve(argv, environ, declaration.defaults if declaration else None)
+    assert declaration is not None  # noqa: S101  resolve() refuses to go on without a job
+    topology = clusters.detect(environ, settings)
+    engine = resolve_engine(settings, topology, declaration.engine)
+    settings = clusters.complete(settings, environ)
+    run_dir = settings.run_dir or default_run_dir(declaration.name)
+    settings = replace(settings, run_dir=run_dir, model_dir=clusters.model_dir(settings, environ, run_dir))
+    plan = plan_host(topology, settings, engine, hardware_of(topology))
+    config = HostConfig(
+        settings=settings,
+        topology=topology,
+        engine=engine,
+        job_name=declaration.name,
+        run_dir=str(run_dir.absolute()),
+        run_id=uuid.uuid4().hex[:12],
+        control_address=plan.control_address,
+        started_s=started_s,
+    )
+    return Prepared(config, plan)
+
+
+def hardware_of(topology: Topology) -> Hardware:
+    """Return what this host offers: the CPUs it may use, and NVIDIA GPUs as the driver lists them."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    pinned = topology.current.cpus
+    return Hardware(cpus=len(pinned) if pinned else allowed, gpus=_count_gpus(os.environ))
+
+
+def _count_gpus(environ: Mapping[str, str]) -> int:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+    with contextlib.suppress(OSError):
+        return len(list(Path("/proc/driver/nvidia/gpus").iterdir()))
+    return 0
+
+
+def _refuse_mpirun(environ: Mapping[str, str]) -> None:
+    size = environ.get("OMPI_COMM_WORLD_SIZE", "1")
+    if size.isdigit() and int(size) > 1:
+        raise SettingsError(
+            [
+                f"mpirun started this launcher as one of {size} ranks (OMPI_COMM_WORLD_SIZE), but launcher.py starts the "
+                f"ranks itself: take `mpi` out of the job's `distribution`"
+            ]
+        )
+
+
+def _child_environment(config: HostConfig, console: Console) -> dict[str, str]:
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONFAULTHANDLER": "1", **os.environ, **console.child_environment}
+    if config.topology.current.role is Role.DATA:
+        environment["CUDA_VISIBLE_DEVICES"] = "-1"  # a data host's GPU, if it has one, is not for input
+    package = Path(__file__).resolve().parent.parent
+    if package.name != "site-packages":  # run from a source directory: children must find the package too
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), environment.get("PYTHONPATH", "")]))
+    return environment
+
+
+def _report_failure(error: HeteroError) -> None:
+    """Say what was wrong before anything was started, where SageMaker looks for it too."""
+    print(f"error: {error}", file=sys.stderr, flush=True)
+    path = clusters.failure_file(os.environ)
+    if path is not None:
+        failure = Failure("", "launcher", time.time(), exception=type(error).__name__, message=str(error))
+        with contextlib.suppress(OSError):
+            path.write_text(sagemaker_text(failure), encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run this host's part of the job and return the exit code (DESIGN: Exit codes)."""
+    started_s = time.time()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        prepared = prepare(arguments, os.environ, started_s)
+    except HeteroError as error:
+        _report_failure(error)
+        return error.exit_code
+    config, plan = prepared.config, prepared.plan
+    warning = local.pin(config.topology.current.cpus)
+    if warning:
+        print(warning, flush=True)
+    settings = config.settings
+    with Console() as console, Supervisor(settings.grace_s, console, host=config.host) as supervisor:
+        life = life_of(config)(config, plan, supervisor, _child_environment(config, console))
+        exit_code, cause = life.run()
+    path = clusters.failure_file(os.environ)
+    if path is not None and exit_code and cause is not None:
+        with contextlib.suppress(OSError):
+            path.write_text(sagemaker_text(cause), encoding="utf-8")
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""From topology and settings to the processes of each host. Pure: the same everywhere, and nothing is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hetero.errors import SettingsError
+from hetero.settings import Settings
+from hetero.spec import ProcessKind, ProcessSpec, RestartPolicy
+from hetero.topology import Host, Role, Topology
+
+CHILDREN_MODULE = "hetero.children"
+# A service that dies once is an accident and is replaced within the time that clients retry; six deaths in a minute
+# are a fault that a seventh start will not cure.
+SERVICE_RESTARTS = RestartPolicy(attempts=5, window_s=60.0, backoff_s=0.2, max_backoff_s=5.0)
+# A rank cannot be replaced: its peers stand in the middle of an allreduce.
+RANK_RESTARTS = RestartPolicy(attempts=0)
+_LAST_PORT = 65535
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a host has to offer.
+
+    Args:
+        cpus: CPUs that its processes may use.
+        gpus: Accelerators that its ranks may use.
+    """
+
+    cpus: int
+    gpus: int
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """Everything one host has to run.
+
+    Args:
+        host: The host.
+        role: Its role.
+        engine: `tf_data` or `local`.
+        processes: In the order in which they are started.
+        control_host: Address of the coordinator's host.
+        control_port: Port of the coordinator.
+        first_rank: Global rank expected for `rank-0` of this host; None on a data host. The global rank is settled when
+            the hosts have registered, since each host counts its own accelerators.
+        expected_ranks: World size expected, if all trainer hosts are like this one.
+    """
+
+    host: Host
+    role: Role
+    engine: str
+    processes: tuple[ProcessSpec, ...]
+    control_host: str
+    control_port: int
+    first_rank: int | None
+    expected_ranks: int
+
+    @property
+    def control_address(self) -> str:
+        """Where the coordinator listens, `host:port`."""
+        return f"{self.control_host}:{self.control_port}"
+
+    @property
+    def runs_coordinator(self) -> bool:
+        """Whether the coordinator is one of this host's processes."""
+        return bool(self.of_kind(ProcessKind.COORDINATOR))
+
+    def global_rank(self, process: ProcessSpec) -> int | None:
+        """Return the global rank expected for one of this host's ranks; None for any other process."""
+        if process.kind is not ProcessKind.RANK or self.first_rank is None:
+            return None
+        return self.first_rank + self.of_kind(ProcessKind.RANK).index(process)
+
+    def of_kind(self, kind: ProcessKind) -> tuple[ProcessSpec, ...]:
+        """Return the processes of one kind, in order."""
+        return tuple(process for process in self.processes if process.kind is kind)
+
+
+def plan_host(topology: Topology, settings: Settings, engine: str, hardware: Hardware) -> HostPlan:
+    """Plan the processes of the topology's current host.
+
+    Args:
+        topology: The cluster, seen from the host to plan.
+        settings: The run's settings.
+        engine: `tf_data` or `local`, as `resolve_engine` settled it.
+        hardware: What the host has; its GPUs decide the number of ranks where the settings do not.
+
+    Returns:
+        The plan.
+
+    Raises:
+        SettingsError: The ports of the settings cannot all be used on one host.
+    """
+    if engine not in ("tf_data", "local"):
+        raise ValueError(f"engine is {engine!r}; a plan needs tf_data or local")
+    host = topology.current
+    workers = (settings.workers_per_host or 1) if engine == "tf_data" else 0
+    ranks = settings.ranks_per_host or hardware.gpus or 1
+    control_port = topology.control_port or settings.control_port
+    _check_ports(topology, settings, workers, control_port)
+    processes: list[ProcessSpec] = []
+    if host == topology.coordinator_host:
+        processes.append(
+            _service("coordinator", ProcessKind.COORDINATOR, ("coordinator",), control_port, critical=True)
+        )
+    if host.role is Role.DATA and workers:
+        port = _first_port(topology, settings, workers, host)
+        if host == topology.data[0]:
+            processes.append(_service("dispatcher", ProcessKind.DISPATCHER, ("dispatcher",), port, critical=True))
+        for index in range(workers):
+            args = ("worker", str(index))
+            name, worker_port = f"worker-{index}", port + 1 + index
+            processes.append(_service(name, ProcessKind.WORKER, args, worker_port, critical=False))
+    if host.role is Role.TRAINER:
+        processes.extend(_rank(index) for index in range(ranks))
+    return HostPlan(
+        host=host,
+        role=host.role,
+        engine=engine,
+        processes=tuple(processes),
+        control_host=topology.coordinator_host.address,
+        control_port=control_port,
+        first_rank=topology.trainers.index(host) * ranks if host.role is Role.TRAINER else None,
+        expected_ranks=len(topology.trainers) * ranks,
+    )
+
+
+def plan_cluster(topology: Topology, settings: Settings, engine: str, hardware: Hardware) -> tuple[HostPlan, ...]:
+    """Plan every host, data hosts first, as if each trainer host had this hardware.
+
+    Raises:
+        SettingsError: As `plan_host`.
+    """
+    return tuple(plan_host(topology.seen_from(h.name), settings, engine, hardware) for h in topology.hosts)
+
+
+def _service(name: str, kind: ProcessKind, args: tuple[str, ...], port: int, *, critical: bool) -> ProcessSpec:
+    """Return the blueprint of a process that is replaced when it dies."""
+    return ProcessSpec(
+        name=name,
+        kind=kind,
+        module=CHILDREN_MODULE,
+        args=args,
+        port=port,
+        restarts=SERVICE_RESTARTS,
+        critical=critical,
+    )
+
+
+def _rank(index: int) -> ProcessSpec:
+    """Return the blueprint of the rank with this local index."""
+    return ProcessSpec(
+        name=f"rank-{index}",
+        kind=ProcessKind.RANK,
+        module=CHILDREN_MODULE,
+        args=("rank", str(index)),
+        port=None,
+        restarts=RANK_RESTARTS,
+        critical=True,
+    )
+
+
+def _first_port(topology: Topology, settings: Settings, workers: int, host: Host) -> int:
+    """Return the first data port of a data host: virtual hosts at one address get ranges one after the other."""
+    same_address = [other for other in topology.data if other.address == host.address]
+    return settings.data_port + same_address.index(host) * (1 + workers)
+
+
+def _check_ports(topology: Topology, settings: Settings, workers: int, control_port: int) -> None:
+    """Raise SettingsError if the data ports leave the range of ports, or take the coordinator's on its address."""
+    if not workers:
+        return
+    problems = []
+    ranges = {h.name: _first_port(topology, settings, workers, h) for h in topology.data}
+    last = max(ranges.values()) + workers
+    if last > _LAST_PORT:
+        problems.append(
+            f"--data-port is {settings.data_port}, which with --workers-per-host {workers} takes ports up to {last}; "
+            f"it needs {last - settings.data_port} ports below {_LAST_PORT + 1}: give --data-port "
+            f"{max(1, _LAST_PORT - (last - settings.data_port))} or less."
+        )
+    for host in topology.data:
+        first = ranges[host.name]
+        if host.address == topology.coordinator_host.address and first <= control_port <= first + workers:
+            problems.append(
+                f"--control-port is {control_port}, which is among the data ports {first} to {first + workers} of host "
+                f"{host.name}; it needs a port of its own: give --control-port {min(_LAST_PORT, last + 1)} "
+                f"or another --data-port."
+            )
+    if problems:
+        raise SettingsError(problems)

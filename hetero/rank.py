@@ -1,0 +1,253 @@
+"""One training process: the job's file, Horovod, the input stream and the meter put together.
+
+Everything slow happens at once: the rank imports TensorFlow and the job while the other hosts come up, and only then
+asks the coordinator where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hetero.control.state import JobState, Phase
+from hetero.data.epoch import InputStream
+from hetero.data.exchange import Exchange, ExchangeServer
+from hetero.errors import DataServiceLost, HeteroError, PeerFailed, PeerNeverCame, TrainerLost
+from hetero.host import HostConfig, open_tasks
+from hetero.job import InputContext, Job, TrainContext, load_job
+from hetero.rundir import RunDir, write_json_atomic
+from hetero.training.meter import StepMeter
+
+if TYPE_CHECKING:
+    from hetero.data.engine import Source
+
+
+class DataService:
+    """What a rank asks of the hosts that prepare its input.
+
+    Args:
+        state: Returns the newest state of the job.
+    """
+
+    def __init__(self, state: Callable[[], JobState | None]) -> None:
+        self._state = state
+
+    def check(self) -> None:
+        """Raise what ended the job, if something did."""
+        state = self._state()
+        if state is None or not state.ended:
+            return
+        cause = (state.cause or {}).get("message") or state.outcome.name.lower()
+        kinds: dict[str, type[HeteroError]] = {
+            "DATA_LOST": DataServiceLost,
+            "NEVER_STARTED": PeerNeverCame,
+            "TRAINER_LOST": TrainerLost,
+        }
+        raise kinds.get(state.outcome.name, PeerFailed)(str(cause))
+
+    def dispatcher(self) -> str:
+        """Return host:port of the dispatcher."""
+        state = self._state()
+        if state is None or "dispatcher" not in state.endpoints:
+            raise DataServiceLost("The coordinator knows no dispatcher. See the data hosts' logs.")
+        return state.endpoints["dispatcher"]
+
+    def idle(self) -> bool:
+        """Return True if a worker is gone for good and all that are left have nothing to do."""
+        state = self._state()
+        if state is None:
+            return False
+        gone = {host.name for host in state.data_hosts if host.lost or host.left or host.workers_gone_for_good}
+        living = {name: value for name, value in state.endpoints.items() if name.startswith("worker/")}
+        return bool(gone) and all(
+            not open_tasks(value) for name, value in living.items() if name.split("/")[1] not in gone
+        )
+
+
+class RankFeed:
+    """What a TrainContext draws from: the input stream seen through the meter."""
+
+    def __init__(self, stream: InputStream, meter: StepMeter) -> None:
+        self._stream, self._meter = stream, meter
+        self.logged: dict[str, Any] = {}
+
+    def batches(self, epoch: int) -> Iterator[Any]:
+        """Yield this rank's batches of an epoch, measured."""
+        return self._meter.batches(epoch, self._stream.batches(epoch))
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Keep what the job measured for metrics.jsonl and for the summary."""
+        self._meter.log(**values)
+        self.logged.update(values)
+
+
+class Rank:
+    """One rank's life, from import to result.
+
+    Args:
+        config: The host's configuration.
+        local_rank: Number of this rank within its host, from 0.
+    """
+
+    def __init__(self, config: HostConfig, local_rank: int) -> None:
+        self._config, self._local_rank = config, local_rank
+        self._control = config.connect()
+        self._service = DataService(lambda: self._control.state)
+
+    def run(self) -> None:
+        """Train and, on rank 0, leave every rank's result for the launcher."""
+        config, settings = self._config, self._config.settings
+        self._control.watch()
+        job = load_job(settings.job)
+        from hetero.training import horovod
+
+        horovod.pin_accelerator(self._local_rank)
+        ready = self._wait_for("rendezvous", lambda state: "rendezvous" in state.endpoints)
+        slots = [(name, int(count)) for name, count in json.loads(ready.endpoints["slots"])]
+        rendezvous = ready.endpoints["rendezvous"]
+        environment = horovod.slot_env(
+            slots,
+            config.host,
+            self._local_rank,
+            rendezvous,
+            interface=config.topology.interface,
+            timeout_s=settings.start_timeout_s,
+        )
+        rank, size, local_rank = horovod.init_rank(environment)
+        self._wait_for("a data host with a worker", lambda state: state.phase is Phase.TRAINING)
+        server, exchange = self._open_exchange(rank, size)
+        run = config.run()
+        meter = StepMeter(
+            metrics=run.metrics if rank == 0 else None,
+            epochs=settings.epochs,
+            size=size,
+            progress=os.environ.get("HETERO_PROGRESS", "plain") if rank == 0 else "off",
+            started_at=config.started_s,
+        )
+        stream = InputStream(
+            self._opener(job, rank, size, exchange, ready.run_id),
+            batch_size=settings.batch_size,
+            rank=rank,
+            size=size,
+            exchange=exchange,
+            remainder=settings.remainder,
+            check=self._service.check,
+            epochs=settings.epochs,
+        )
+        feed = RankFeed(stream, meter)
+        context = TrainContext(
+            feed=feed,
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=dict(slots)[config.host],
+            batch_size=settings.batch_size,
+            number_of_epochs=settings.epochs,
+            params=settings.params,
+            channels=settings.channels,
+            seed=settings.seed,
+            model_dir=Path(settings.model_dir) if settings.model_dir else run.path / "model",
+            run_dir=run.path,
+            host=config.host,
+        )
+        try:
+            assert job.train_function is not None  # noqa: S101  load_job checked it
+            job.train_function(context)
+        finally:
+            meter.close()
+            stream.close()
+        result = {
+            "rank": rank,
+            "host": config.host,
+            **meter.result().to_dict(),
+            "dropped_rows": stream.dropped_rows,
+            "results": feed.logged,
+        }
+        self._collect(result, rank, size, exchange, run)
+        horovod.shutdown()
+        if exchange is not None:
+            exchange.close()
+        if server is not None:
+            server.stop()
+
+    def _wait_for(self, what: str, ready: Callable[[JobState], bool]) -> JobState:
+        """Wait for a peer; raise what ended the job if it ends first."""
+        state = self._control.wait_for(ready, self._config.settings.start_timeout_s, what)
+        self._service.check()
+        return state
+
+    def _open_exchange(self, rank: int, size: int) -> tuple[ExchangeServer | None, Exchange | None]:
+        if size == 1:
+            return None, None
+        token, server = self._config.settings.token, None
+        if rank == 0:
+            server = ExchangeServer(token=token)
+            self._control.publish("exchange", f"{self._config.topology.current.address}:{server.port}")
+        address = self._wait_for("rank 0", lambda state: "exchange" in state.endpoints).endpoints["exchange"]
+        return server, Exchange(address, rank=rank, size=size, token=token)
+
+    def _splits(self, job: Job, rank: int, exchange: Exchange | None) -> tuple[Any, ...]:
+        """List the splits once, in rank 0, so that all ranks mean the same pieces."""
+        if rank == 0:
+            splits = job.list_splits(self._input_context((), 0))
+            if exchange is not None:
+                exchange.publish("splits", json.dumps(splits).encode())
+            return tuple(splits)
+        assert exchange is not None  # noqa: S101  there is one as soon as there are two ranks
+        return tuple(json.loads(exchange.wait("splits", check=self._service.check)))
+
+    def _input_context(self, splits: tuple[Any, ...], epoch: int) -> InputContext:
+        settings = self._config.settings
+        return InputContext(
+            splits=splits,
+            epoch=epoch,
+            batch_size=settings.batch_size,
+            params=settings.params,
+            channels=settings.channels,
+            run_seed=settings.seed,
+        )
+
+    def _opener(
+        self, job: Job, rank: int, size: int, exchange: Exchange | None, run_id: str
+    ) -> Callable[[int], Source]:
+        splits = self._splits(job, rank, exchange)
+        assert job.inputs_function is not None  # noqa: S101  load_job checked it
+        make_inputs = job.inputs_function
+        if self._config.engine == "local":
+            from hetero.data.local import LocalSource
+
+            share = splits[rank::size]
+            return lambda epoch: LocalSource(make_inputs(self._input_context(share, epoch)) if share else ())
+
+        from hetero.data import tf_service
+
+        def open_tf_data(epoch: int) -> Source:
+            dataset_id = f"{run_id}-{epoch}"
+            dispatcher = self._service.dispatcher()
+            key = f"dataset-{epoch}"
+            if rank == 0:
+                dataset = make_inputs(self._input_context(splits, epoch))
+                tf_service.check_dataset(dataset)
+                tf_service.register_epoch(dataset, dispatcher, dataset_id=dataset_id)
+                if exchange is not None:
+                    exchange.publish(key, b"registered")
+            elif exchange is not None:
+                exchange.wait(key, check=self._service.check)
+            return tf_service.open_epoch(dispatcher, dataset_id, job_name=dataset_id, service_idle=self._service.idle)
+
+        return open_tf_data
+
+    def _collect(self, result: Mapping[str, Any], rank: int, size: int, exchange: Exchange | None, run: RunDir) -> None:
+        """Bring all results to rank 0, which leaves them where the chief's launcher reads them."""
+        results = [dict(result)]
+        if exchange is not None:
+            if rank > 0:
+                exchange.publish(f"result-{rank}", json.dumps(result, default=str).encode())
+                return
+            results += [
+                json.loads(exchange.wait(f"result-{other}", check=self._service.check)) for other in range(1, size)
+            ]
+        write_json_atomic(run.result(self._config.host, "ranks"), results)

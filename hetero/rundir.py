@@ -1,0 +1,109 @@
+"""Every path of a run, and the atomic writes that keep a reader from ever seeing half a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from hetero.errors import SettingsError
+
+
+def write_json_atomic(path: Path, value: object) -> None:
+    """Write `value` as JSON so that `path` holds either the old text or the whole of the new one.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            json.dump(value, stream, indent=2, sort_keys=False, default=str)
+            stream.write("\n")
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON value in `path`, or None where there is no such file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+
+
+class RunDir:
+    """The folder of one run, seen from one host.
+
+    Virtual hosts of a local cluster share the folder; real hosts have one each, so whatever several hosts write carries
+    the host's name.
+
+    Args:
+        path: The folder; made on first use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def summary(self) -> Path:
+        """What the run came to; written by the chief at its end."""
+        return self.path / "summary.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One line for each step of rank 0."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def failure(self) -> Path:
+        """The first failure in time; only there if the run failed."""
+        return self.path / "failure.json"
+
+    def log(self, host: str, process: str) -> Path:
+        """Everything that a process printed."""
+        return self.path / "logs" / host / f"{process}.log"
+
+    def work(self, host: str) -> Path:
+        """Scratch space of a host: journals, ports, error files, results of ranks."""
+        return self.path / "work" / host
+
+    def error(self, host: str, process: str) -> Path:
+        """Where a process writes the exception that ends it."""
+        return self.work(host) / f"{process}.error.json"
+
+    def result(self, host: str, process: str) -> Path:
+        """Where rank 0 leaves what all ranks measured."""
+        return self.work(host) / f"{process}.result.json"
+
+    def refuse_if_used(self) -> None:
+        """Raise SettingsError if the folder already holds a run: a second one would mix with it."""
+        for name in ("summary.json", "metrics.jsonl", "failure.json", "logs"):
+            if (self.path / name).exists():
+                problem = f"--run-dir {self.path} already holds a run ({name}). Name another folder or remove this one"
+                raise SettingsError([problem])
+
+
+def default_run_dir(job_name: str, base: Path | None = None) -> Path:
+    """Return `runs/<name>-<time>` below `base` (default: here), a folder that does not exist yet."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", job_name).strip("-") or "job"
+    root = (base or Path.cwd()) / "runs"
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    for attempt in range(1000):
+        path = root / (f"{name}-{stamp}" if attempt == 0 else f"{name}-{stamp}-{attempt}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise SettingsError([f"cannot make {path}: {error.strerror}. Give a writable --run-dir"]) from error
+        return path
+    raise SettingsError([f"cannot find a free name below {root}. Give --run-dir"])

@@ -1,0 +1,78 @@
+"""summary.json: what a run came to, put together by the chief's launcher from its ranks and the coordinator's last word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hetero.control.state import HostReport, JobState
+from hetero.host import HostConfig
+from hetero.rundir import read_json, write_json_atomic
+
+
+def write_summary(config: HostConfig, state: JobState | None, outcome: str, own: HostReport) -> None:
+    """Write summary.json. Figures that a failed run never measured are null.
+
+    Args:
+        config: The chief's configuration.
+        state: The coordinator's last word; None if it was never heard.
+        outcome: `succeeded`, `failed` or `stopped`.
+        own: This host's last report.
+    """
+    run = config.run()
+    ranks = read_json(run.result(config.host, "ranks")) or []
+    write_json_atomic(run.summary, summarise(config, state, outcome, own, ranks))
+
+
+def summarise(
+    config: HostConfig, state: JobState | None, outcome: str, own: HostReport, ranks: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the summary as JSON values.
+
+    Args:
+        ranks: What each rank measured, rank 0 first; empty if training did not end well.
+    """
+    topology = config.topology
+    hosts = {host.name: host for host in state.hosts} if state else {}
+    cpu_s = {name: host.cpu_s for name, host in hosts.items()} | {config.host: own.cpu_s}
+    lost = sum(host.workers_lost for host in hosts.values())
+    first = ranks[0] if ranks else {}
+    return {
+        "job": config.job_name,
+        "engine": config.engine,
+        "outcome": outcome,
+        "hosts": {"data": len(topology.data), "trainer": len(topology.trainers)},
+        "ranks": len(ranks) or sum(host.ranks for host in hosts.values()) or own.ranks,
+        "epochs": config.settings.epochs,
+        "steps": first.get("steps"),
+        "rows": _sum(rank.get("rows") for rank in ranks),
+        "step_ms": first.get("step_ms", {"mean": None, "p50": None, "p95": None}),
+        "input_wait_fraction": _mean(rank.get("input_wait_fraction") for rank in ranks),
+        "rows_per_s": _sum(rank.get("rows_per_s") for rank in ranks),
+        "first_step_s": first.get("first_step_s"),
+        "train_s": first.get("train_s"),
+        "cpu_s": {
+            "data": round(sum(cpu_s.get(host.name, 0.0) for host in topology.data), 2),
+            "trainer": round(sum(cpu_s.get(host.name, 0.0) for host in topology.trainers), 2),
+        },
+        "replayed_batches": 0,
+        "lost_workers": lost,
+        # A tf.data worker takes the rows that it had begun with it, and nobody knows how many those were.
+        "rows_lost": 0 if lost == 0 else None,
+        "dropped_rows": first.get("dropped_rows"),
+        "batch_size": config.settings.batch_size,
+        "first_batch_s": first.get("first_batch_s"),
+        "run_id": state.run_id if state else config.run_id,
+        "rank_steps": [rank["steps"] for rank in ranks],
+        "results": first.get("results", {}),
+    }
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from hetero.control.lease import Lease, heartbeat_interval_s
+
+DEADLINE_S = 10.0
+
+
+@pytest.mark.parametrize(("lease_s", "interval_s"), [(30.0, 1.0), (10.0, 1.0), (2.0, 0.2)])
+def test_a_lease_is_renewed_ten_times_or_every_second(lease_s, interval_s):
+    assert heartbeat_interval_s(lease_s) == interval_s
+
+
+def test_the_first_beat_is_given_at_once_and_others_on_demand():
+    beaten = threading.Semaphore(0)
+    lease = Lease(3600.0, beaten.release, lambda _: None)
+    lease.start()
+    assert beaten.acquire(timeout=DEADLINE_S)
+    lease.beat_now()
+    assert beaten.acquire(timeout=DEADLINE_S)
+    lease.stop()
+    lease.stop()
+
+
+def test_silence_is_told_with_its_length_and_outlives_a_broken_listener():
+    told, enough = [], threading.Event()
+
+    def beat():
+        raise RuntimeError("no answer")
+
+    def listen(silent_s):
+        told.append(silent_s)
+        if len(told) == 3:
+            enough.set()
+        raise ValueError("a broken listener")
+
+    lease = Lease(0.01, beat, listen)
+    lease.start()
+    assert enough.wait(DEADLINE_S)
+    lease.stop()
+    assert told == sorted(told)
+    assert told[2] > told[0] >= 0
+
+
+def test_an_answer_ends_the_silence():
+    told, answers = [], iter([True, False, False, True, False])
+    done = threading.Event()
+
+    def beat():
+        answer = next(answers, None)
+        if answer is None:
+            done.set()
+        elif not answer:
+            raise RuntimeError("no answer")
+
+    lease = Lease(0.02, beat, told.append)
+    lease.start()
+    assert done.wait(DEADLINE_S)
+    lease.stop()
+    assert len(told) == 3
+    assert told[2] < told[1]
+
+
+def test_a_lease_may_be_stopped_from_its_own_thread():
+    stopped = threading.Event()
+
+    def beat():
+        lease.stop()
+        stopped.set()
+
+    lease = Lease(0.01, beat, lambda _: None)
+    lease.start()
+    assert stopped.wait(DEADLINE_S)
+    lease.stop()

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import pytest
+
+from hetero.errors import SettingsError
+from hetero.plan import Hardware, HostPlan, plan_cluster, plan_host
+from hetero.settings import Settings
+from hetero.spec import ProcessKind
+from hetero.topology import Group, Role, Topology, build_topology
+
+
+def cluster(data: int, trainers: int, *, address: str | None = None, control_port: int | None = None) -> Topology:
+    names = {f"{kind}-{n}" for kind, count in (("d", data), ("t", trainers)) for n in range(1, count + 1)}
+    groups = [
+        Group("data_group", None, tuple(name for name in names if name[0] == "d")),
+        Group("dnn_group", None, tuple(name for name in names if name[0] == "t")),
+    ]
+    return build_topology(
+        [group for group in groups if group.hosts],
+        "t-1",
+        "data_group",
+        "dnn_group",
+        "eth0",
+        "cluster.json",
+        addresses=dict.fromkeys(names, address) if address else None,
+        control_port=control_port,
+    )
+
+
+def planned(topology: Topology, engine: str = "tf_data", gpus: int = 0, **options: object) -> dict[str, HostPlan]:
+    plans = plan_cluster(topology, Settings(job="j", **options), engine, Hardware(cpus=4, gpus=gpus))
+    return {plan.host.name: plan for plan in plans}
+
+
+def names(plan: HostPlan) -> list[str]:
+    return [process.name for process in plan.processes]
+
+
+def test_a_heterogeneous_job_has_services_on_data_hosts_and_ranks_on_trainers():
+    plans = planned(cluster(2, 2), gpus=2, workers_per_host=2)
+    assert list(plans) == ["d-1", "d-2", "t-1", "t-2"]
+    assert names(plans["d-1"]) == ["coordinator", "dispatcher", "worker-0", "worker-1"]
+    assert names(plans["d-2"]) == ["worker-0", "worker-1"]
+    assert names(plans["t-1"]) == names(plans["t-2"]) == ["rank-0", "rank-1"]
+    assert {plan.control_address for plan in plans.values()} == {"d-1:16000"}
+    assert plans["d-1"].runs_coordinator
+    assert not plans["t-1"].runs_coordinator
+
+
+def test_a_homogeneous_job_has_ranks_and_the_coordinator_on_the_chief():
+    plans = planned(cluster(0, 2), engine="local")
+    assert names(plans["t-1"]) == ["coordinator", "rank-0"]
+    assert names(plans["t-2"]) == ["rank-0"]
+    assert plans["t-2"].control_address == "t-1:16000"
+
+
+def test_ports_are_the_preferred_ones():
+    plans = planned(cluster(2, 1), workers_per_host=2, data_port=7000, control_port=17000)
+    assert [process.port for process in plans["d-1"].processes] == [17000, 7000, 7001, 7002]
+    assert [process.port for process in plans["d-2"].processes] == [7001, 7002]
+    assert [process.port for process in plans["t-1"].processes] == [None]
+
+
+def test_virtual_hosts_at_one_address_do_not_share_ports():
+    plans = planned(cluster(3, 1, address="127.0.0.1", control_port=20000), workers_per_host=2)
+    ports = [process.port for plan in plans.values() for process in plan.processes if process.port]
+    assert len(ports) == len(set(ports)) == 8
+    assert plans["t-1"].control_address == "127.0.0.1:20000"
+
+
+def test_modules_and_arguments():
+    plans = planned(cluster(1, 1))
+    assert [(p.module, p.args) for p in (*plans["d-1"].processes, *plans["t-1"].processes)] == [
+        ("hetero.children", ("coordinator",)),
+        ("hetero.children", ("dispatcher",)),
+        ("hetero.children", ("worker", "0")),
+        ("hetero.children", ("rank", "0")),
+    ]
+
+
+def test_services_are_restarted_and_ranks_never():
+    plans = planned(cluster(1, 1))
+    for plan in plans.values():
+        for process in plan.processes:
+            assert (process.restarts.attempts > 1) == (process.kind is not ProcessKind.RANK)
+    assert [process.critical for process in plans["d-1"].processes] == [True, True, False]
+    assert plans["t-1"].processes[0].critical
+
+
+@pytest.mark.parametrize(("gpus", "option", "ranks"), [(0, None, 1), (8, None, 8), (8, 2, 2), (0, 3, 3)])
+def test_the_number_of_ranks(gpus, option, ranks):
+    plans = planned(cluster(1, 2), gpus=gpus, ranks_per_host=option)
+    second = plans["t-2"]
+    assert len(second.processes) == ranks
+    assert second.first_rank == ranks
+    assert second.expected_ranks == 2 * ranks
+    assert [second.global_rank(process) for process in second.processes] == list(range(ranks, 2 * ranks))
+    assert plans["d-1"].first_rank is None
+    assert plans["d-1"].global_rank(plans["d-1"].processes[0]) is None
+
+
+def test_plan_host_is_about_the_current_host_and_always_the_same():
+    topology, settings, hardware = cluster(1, 1), Settings(job="j"), Hardware(4, 0)
+    plan = plan_host(topology, settings, "tf_data", hardware)
+    assert plan.host.name == "t-1"
+    assert plan.role is Role.TRAINER
+    assert plan == plan_host(topology, settings, "tf_data", hardware)
+
+
+@pytest.mark.parametrize("control_port", [6000, 6001, 6002])
+def test_a_control_port_among_the_data_ports_is_refused(control_port):
+    with pytest.raises(SettingsError, match=rf"--control-port is {control_port}, .*6000 to 6002 of host d-1.* 6003"):
+        planned(cluster(1, 1), workers_per_host=2, control_port=control_port)
+
+
+def test_a_control_port_among_another_machines_data_ports_is_fine():
+    assert planned(cluster(1, 1), control_port=6002)
+    assert planned(cluster(0, 1), engine="local", control_port=6000)
+
+
+def test_data_ports_have_to_exist():
+    with pytest.raises(SettingsError, match=r"--data-port is 65535, .*give --data-port 65534 or less"):
+        planned(cluster(1, 1), data_port=65535)
+    assert planned(cluster(1, 1), data_port=65534)
+
+
+def test_an_unsettled_engine_is_a_mistake_of_the_caller():
+    with pytest.raises(ValueError, match="auto"):
+        planned(cluster(1, 1), engine="auto")
