@@ -1,10 +1,8 @@
 """Batches: nested arrays, their rows, and their form on the wire.
 
-A batch is any nesting of dict, list, tuple and named tuple over arrays whose first axis are the rows. Leaves may be numpy
-arrays, TensorFlow or PyTorch tensors (read through their own buffer; neither framework is imported here) and `None`.
-Dict keys are strings or integers; dicts come back with sorted keys.
+A batch is a structure (`hetero.structure`) in which the first axis of every array are the rows.
 
-On the wire a batch is a JSON header and one run of bytes in which every array starts at a multiple of 64. `decode` gives
+On the wire it is a JSON header and one run of bytes in which every array starts at a multiple of 64. `decode` gives
 arrays that lie in that buffer: no copy on the receiving side, none on the sending side for contiguous arrays.
 """
 
@@ -13,53 +11,47 @@ from __future__ import annotations
 import json
 import sys
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hetero.errors import InputError
+from hetero.structure import (
+    LEAF,
+    Array,
+    Structure,
+    Tree,
+    as_arrays,
+    difference,
+    dtype_from_text,
+    flatten,
+    leaf_paths,
+    unflatten,
+)
 
-Array: TypeAlias = npt.NDArray[Any]
-Structure: TypeAlias = Any
-# A tree is LEAF, None, or (kind, detail, children): comparable with ==, so that two structures compare in one step.
-Tree: TypeAlias = Any
+__all__ = [
+    "Array",
+    "Structure",
+    "Tree",
+    "as_arrays",
+    "check_same",
+    "concat_leaves",
+    "concat_rows",
+    "decode",
+    "encode",
+    "encoded_bytes",
+    "flatten",
+    "leaf_paths",
+    "leaf_rows",
+    "rows",
+    "slice_rows",
+    "unflatten",
+]
 
-LEAF = "*"
 _ALIGNMENT = 64
-_SCALARS = (bool, int, float, complex, np.generic)
-_RAGGED = ("SparseTensor", "SparseTensorValue", "RaggedTensor", "RaggedTensorValue")
-
-
-def flatten(structure: Structure) -> tuple[list[Array], Tree]:
-    """Take a nested structure apart.
-
-    Returns:
-        The leaves as numpy arrays that share memory with the originals, in a fixed order, and the tree without them.
-
-    Raises:
-        InputError: a leaf is no array, or a dict has keys other than strings and integers; names the path.
-    """
-    leaves: list[Array] = []
-    return leaves, _flatten(structure, leaves, ())
-
-
-def unflatten(tree: Tree, leaves: Sequence[Any]) -> Structure:
-    """Put together what `flatten` took apart."""
-    return _unflatten(tree, iter(leaves))
-
-
-def as_arrays(structure: Structure) -> Structure:
-    """The same structure over numpy arrays, without copying."""
-    leaves, tree = flatten(structure)
-    return unflatten(tree, leaves)
-
-
-def leaf_paths(tree: Tree) -> list[str]:
-    """Where each leaf is, written as Python: `batch['image'][0]`."""
-    return list(_paths(tree, "batch"))
 
 
 def rows(structure: Structure) -> int:
@@ -114,8 +106,8 @@ def concat_leaves(parts: Sequence[Sequence[Array]], tree: Tree) -> list[Array]:
         if shapes.count(shapes[0]) != len(shapes):
             other = next(shape for shape in shapes if shape != shapes[0])
             raise InputError(
-                f"{leaf_paths(tree)[index]} has rows of shape {shapes[0]} in one batch and {other} in another, so their rows "
-                "cannot share a batch. Pad them to one shape, or let `inputs` give batches of exactly --batch-size rows."
+                f"{leaf_paths(tree)[index]} has rows of shape {shapes[0]} in one batch and {other} in another, so "
+                "they cannot share a batch. Pad them to one shape, or let `inputs` give batches of --batch-size rows."
             )
         columns.append(np.concatenate(column))
     return columns
@@ -128,7 +120,9 @@ def check_same(tree: Tree, leaves: Sequence[Array], other_tree: Tree, other_leav
         InputError: they differ; names the first path at which they do.
     """
     if tree != other_tree:
-        raise InputError(f"Batches differ in structure: {_difference(tree, other_tree, 'batch')}. Give every batch the same one.")
+        raise InputError(
+            f"Batches differ in structure: {difference(tree, other_tree, 'batch')}. Give every batch the same one."
+        )
     for index, (leaf, other) in enumerate(zip(leaves, other_leaves, strict=True)):
         if leaf.dtype != other.dtype and not (leaf.dtype.kind == other.dtype.kind and leaf.dtype.kind in "US"):
             raise InputError(
@@ -178,121 +172,10 @@ def decode(header: bytes, buffer: Any) -> Structure:
     """
     content = json.loads(header)
     flat = np.frombuffer(buffer, dtype=np.uint8)
-    leaves = [_decode_leaf(flat[start : start + size], text, tuple(shape)) for text, shape, start, size in content["leaves"]]
+    leaves = [
+        _decode_leaf(flat[start : start + size], text, tuple(shape)) for text, shape, start, size in content["leaves"]
+    ]
     return unflatten(_tree_from_json(content["tree"]), leaves)
-
-
-def _flatten(node: Structure, leaves: list[Array], path: tuple[object, ...]) -> Tree:
-    if type(node) is np.ndarray:
-        leaves.append(node)
-        return LEAF
-    if node is None:
-        return None
-    if isinstance(node, dict):
-        keys = sorted(node, key=_sort_key)
-        if any(type(key) not in (str, int) for key in keys):
-            raise InputError(f"{_path_text(path)} has the keys {keys!r}: a batch's keys must be strings or integers.")
-        return "dict", tuple(keys), tuple([_flatten(node[key], leaves, (*path, key)) for key in keys])
-    if isinstance(node, (list, tuple)) and type(node).__name__ not in _RAGGED:
-        kind: object = type(node) if hasattr(node, "_fields") else None
-        name = "named" if kind else "list" if isinstance(node, list) else "tuple"
-        return name, kind, tuple([_flatten(child, leaves, (*path, i)) for i, child in enumerate(node)])
-    leaves.append(_leaf_array(node, path))
-    return LEAF
-
-
-def _sort_key(key: object) -> tuple[str, str]:
-    return type(key).__name__, str(key) if not isinstance(key, int) else f"{key:+021d}"
-
-
-def _unflatten(tree: Tree, leaves: Iterator[Any]) -> Structure:
-    if tree == LEAF:
-        return next(leaves)
-    if tree is None:
-        return None
-    kind, detail, children = tree
-    values = [_unflatten(child, leaves) for child in children]
-    if kind == "dict":
-        return dict(zip(detail, values, strict=True))
-    if kind == "named":
-        return detail(*values)
-    return values if kind == "list" else tuple(values)
-
-
-def _leaf_array(value: Any, path: tuple[object, ...]) -> Array:
-    if isinstance(value, (str, bytes)):  # numpy would cut trailing NUL bytes off
-        boxed = np.empty((), dtype=object)
-        boxed[()] = value
-        return boxed
-    framework, name = type(value).__module__.partition(".")[0], type(value).__name__
-    if name in _RAGGED:
-        raise InputError(
-            f"{_path_text(path)} is a {name}: its rows cannot be cut apart. "
-            "Make it dense in `inputs` (tf.sparse.to_dense, RaggedTensor.to_tensor)."
-        )
-    if framework == "torch":
-        return _torch_array(value)
-    if isinstance(value, _SCALARS) or hasattr(value, "__array__") or hasattr(value, "__array_interface__"):
-        # asanyarray first tries the buffer protocol, which is how an EagerTensor shares its memory.
-        array: Array = np.asarray(value)
-        return array.astype(object) if array.dtype.kind == "T" else array
-    if isinstance(value, (memoryview, bytearray)):
-        return np.asarray(value)
-    raise InputError(
-        f"{_path_text(path)} is a {type(value).__qualname__}, which is no array. "
-        "A batch is a nesting of dict, list, tuple over numpy arrays or TensorFlow or PyTorch tensors."
-    )
-
-
-def _torch_array(tensor: Any) -> Array:
-    tensor = tensor.detach().cpu()
-    if str(tensor.dtype) != "torch.bfloat16":
-        plain: Array = tensor.numpy()
-        return plain
-    bits: Array = tensor.contiguous().view(sys.modules["torch"].int16).numpy()
-    return bits.view(_dtype_from_text("bfloat16"))
-
-
-def _path_text(path: tuple[object, ...]) -> str:
-    return "batch" + "".join(f"[{part!r}]" for part in path)
-
-
-def _paths(tree: Tree, path: str) -> Iterator[str]:
-    if tree == LEAF:
-        yield path
-    elif tree is not None:
-        for key, child in zip(_child_keys(tree), tree[2], strict=True):
-            yield from _paths(child, path + key)
-
-
-def _child_keys(tree: Tree) -> list[str]:
-    kind, detail, children = tree
-    if kind == "dict":
-        return [f"[{key!r}]" for key in detail]
-    if kind == "named":
-        return [f".{field}" for field in detail._fields]
-    return [f"[{index}]" for index in range(len(children))]
-
-
-def _difference(tree: Tree, other: Tree, path: str) -> str:
-    if tree in (LEAF, None) or other in (LEAF, None) or tree[0] != other[0]:
-        return f"{path} is {_tree_text(tree)} in one and {_tree_text(other)} in another"
-    keys, other_keys = _child_keys(tree), _child_keys(other)
-    for key in (*keys, *other_keys):
-        if (key in keys) != (key in other_keys):
-            return f"{path}{key} is in one and missing in another"
-    if tree[1] != other[1]:
-        return f"{path} is {_tree_text(tree)} in one and {_tree_text(other)} in another"
-    key, child, other_child = next((k, a, b) for k, a, b in zip(keys, tree[2], other[2], strict=True) if a != b)
-    return _difference(child, other_child, path + key)
-
-
-def _tree_text(tree: Tree) -> str:
-    if tree == LEAF:
-        return "an array"
-    if tree is None:
-        return "None"
-    return f"a named tuple {tree[1].__name__}" if tree[0] == "named" else f"a {tree[0]}"
 
 
 def _rows_problem(leaves: Sequence[Array], tree: Tree) -> str:
@@ -305,22 +188,18 @@ def _rows_problem(leaves: Sequence[Array], tree: Tree) -> str:
             )
     first_path, first = named[0]
     path, leaf = next((path, leaf) for path, leaf in named if leaf.shape[0] != first.shape[0])
-    return f"{path} has {leaf.shape[0]} rows but {first_path} has {first.shape[0]}: all components of a batch need the same number."
+    return (
+        f"{path} has {leaf.shape[0]} rows but {first_path} has {first.shape[0]}: "
+        "all components of a batch need the same number."
+    )
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> Any:
     if dtype.kind == "V" and dtype.names is None and dtype.type is not np.void:
         return dtype.name  # bfloat16, float8_*: known by name to ml_dtypes
-    return dtype.str if dtype.names is None else {"descr": np.lib.format.dtype_to_descr(dtype)}
-
-
-@lru_cache(maxsize=64)
-def _dtype_from_text(text: str) -> np.dtype[Any]:
-    if text[0].isalpha():
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, text))
-    return np.dtype(text)
+    if dtype.names is None:
+        return dtype.str
+    return {"descr": np.lib.format.dtype_to_descr(dtype)}  # type: ignore[no-untyped-call]
 
 
 def _leaf_buffers(leaf: Array, tree: Tree, index: int) -> list[memoryview]:
@@ -329,7 +208,7 @@ def _leaf_buffers(leaf: Array, tree: Tree, index: int) -> list[memoryview]:
     if leaf.dtype.hasobject:
         raise InputError(f"{leaf_paths(tree)[index]} has the element type {leaf.dtype}: Python objects cannot be sent.")
     flat = np.ascontiguousarray(leaf).reshape(-1)
-    return [memoryview(flat.view(np.uint8))] if leaf.nbytes else []
+    return [flat.view(np.uint8).data] if leaf.nbytes else []
 
 
 def _object_buffers(leaf: Array, tree: Tree, index: int) -> list[memoryview]:
@@ -355,7 +234,7 @@ def _object_buffers(leaf: Array, tree: Tree, index: int) -> list[memoryview]:
 def _decode_leaf(raw: npt.NDArray[np.uint8], text: Any, shape: tuple[int, ...]) -> Array:
     if text == "|O":
         return _decode_objects(raw, shape)
-    dtype = _dtype_from_text(text) if isinstance(text, str) else np.lib.format.descr_to_dtype(_tupled(text["descr"]))
+    dtype = dtype_from_text(text) if isinstance(text, str) else _structured_dtype(text["descr"])
     if not raw.size:
         return np.empty(shape, dtype=dtype)
     return raw.view(dtype).reshape(shape)
@@ -372,6 +251,11 @@ def _decode_objects(raw: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> Array
         flat[position] = item if kind == 0 else item.decode("utf-8", "surrogatepass") if kind == 1 else None
         start = end
     return leaf
+
+
+def _structured_dtype(descr: Any) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_tupled(descr))  # type: ignore[no-untyped-call]
+    return dtype
 
 
 def _tupled(descr: Any) -> Any:
@@ -409,4 +293,4 @@ def _named_type(module: str, qualname: str, fields: tuple[str, ...]) -> Any:
         found = getattr(found, part, None)
     if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields:
         return found
-    return namedtuple(qualname.rpartition(".")[2], fields)  # type: ignore[misc]
+    return namedtuple(qualname.rpartition(".")[2], fields)  # noqa: PYI024 - the fields are known only now

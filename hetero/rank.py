@@ -220,7 +220,16 @@ class Rank:
             from hetero.data.local import LocalSource
 
             share = splits[rank::size]
-            return lambda epoch: LocalSource(make_inputs(self._input_context(share, epoch)) if share else ())
+
+            def open_local(epoch: int) -> Source:
+                dataset = make_inputs(self._input_context(share, epoch)) if share else ()
+                if hasattr(dataset, "element_spec"):  # a tf.data.Dataset
+                    from hetero.data.tf_graph import check_dataset
+
+                    check_dataset(dataset, "local")
+                return LocalSource(dataset)
+
+            return open_local
 
         from hetero.data import tf_service
 
@@ -230,7 +239,7 @@ class Rank:
             key = f"dataset-{epoch}"
             if rank == 0:
                 dataset = make_inputs(self._input_context(splits, epoch))
-                tf_service.check_dataset(dataset)
+                tf_service.check_dataset(dataset, "tf_data")
                 tf_service.register_epoch(dataset, dispatcher, dataset_id=dataset_id)
                 if exchange is not None:
                     exchange.publish(key, b"registered")

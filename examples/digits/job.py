@@ -1,4 +1,6 @@
-"""Handwritten digits: the job of `hetero demo`, and a tutorial. Preparing a row costs about as much CPU as training on it.
+"""Handwritten digits: the job of `hetero demo`, and a tutorial.
+
+Preparing a row costs about as much CPU as training on it, so data hosts can take half of the work off the trainers.
 
     hetero run --job examples/digits/job.py:job --data-hosts 2 --trainer-hosts 1 --ranks-per-host 2
 """
@@ -11,8 +13,8 @@ import hetero
 from hetero.inputs import digits, tfrecord
 from hetero.training import evaluate, fit
 
-# A job is a name and its own defaults, which flags override (`--epochs 3`). They are literals, because the launcher reads them
-# without running this file: it never imports TensorFlow.
+# A job is a name and its own defaults, which flags override (`--epochs 3`). They are literals, because the launcher
+# reads them without running this file: it never imports TensorFlow.
 job = hetero.Job("digits", engine="tf_data", batch_size=32, epochs=12)
 
 SIDE = 32  # pixels of the pictures the network sees; the digits come with 8
@@ -29,7 +31,7 @@ def splits(ctx):
     return ctx.channel_files("training") if "training" in ctx.channels else digits.files("train")
 
 
-# One epoch's input, as batches. It runs on the data hosts, or in the ranks of a homogeneous job, and is the same either way.
+# One epoch's input, as batches. It runs on the data hosts; in a homogeneous job in the ranks. The rows are the same.
 @job.inputs
 def inputs(ctx):
     def augmented(record):
@@ -55,7 +57,7 @@ def picture(image, angle=0.0, zoom=1.0):
     return tf.nn.depthwise_conv2d(image, BLUR, [1, 1, 1, 1], "SAME")[0]
 
 
-# Called once in every rank. `fit` is a loop that you can read in one go; your own loop over ctx.batches(epoch) will do as well.
+# Called once in every rank. `fit` is a loop to read in one go; your own loop over ctx.batches(epoch) does as well.
 @job.train
 def train(ctx):
     keras.utils.set_random_seed(ctx.seed)

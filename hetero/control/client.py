@@ -185,7 +185,7 @@ class ControlClient:
             except Exception:  # a host that cannot count its workers is alive all the same
                 logger.exception("cannot make a report; the last one is sent again")
             request = pb.HeartbeatRequest(host=self.host, report=report_to_proto(last))
-            timeout_s = max(2 * interval_s, min(CALL_TIMEOUT_S, (self.lease_s or 30.0) / 6))
+            timeout_s = max(2 * interval_s, min(2.0, (self.lease_s or 30.0) / 6))
             reply = self._channel.call_once("Heartbeat", request, timeout_s)
             if not reply.known:
                 self._channel.call_once("Register", self._registration(last), timeout_s)

@@ -224,7 +224,7 @@ class Coordinator:
         return bytes(reply.SerializeToString())
 
     async def _tick(self) -> None:
-        interval_s = min(0.2, self.config.lease_s / 20)
+        interval_s = min(0.5, self.config.lease_s / 20)
         while True:
             await asyncio.sleep(interval_s)
             self.ledger.tick()

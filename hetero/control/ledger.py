@@ -34,7 +34,7 @@ MINOR_PUSH_INTERVAL_S = 0.5
 MAX_ENDPOINTS = 4096
 
 
-class Refused(Exception):  # noqa: N818 - an answer, not a fault of the coordinator
+class Refused(Exception):
     """The ledger will not do what was asked; nothing has changed."""
 
 
@@ -123,7 +123,7 @@ class Ledger:
         """
         self._member(name)
         if not 0 < len(endpoint) <= 256 or not 0 < len(address) <= 512:
-            raise Refused(f"endpoint {endpoint[:80]!r} at {address[:80]!r}: both need 1 to 256 characters")
+            raise Refused(f"endpoint {endpoint[:80]!r} at {address[:80]!r}: needs 1 to 256 and 1 to 512 characters")
         if endpoint not in self._endpoints and len(self._endpoints) >= MAX_ENDPOINTS:
             raise Refused(f"endpoint {endpoint!r} would be one more than {MAX_ENDPOINTS}")
         if self._endpoints.get(endpoint) != address:
@@ -147,10 +147,8 @@ class Ledger:
             told = cause or self._note(name, f"training failed on {name}; its launcher gave no cause")
             self.report_failure(name, told, age_s, wait_for_primary_s)
         elif outcome is Outcome.SUCCEEDED:
-            if name != self._config.trainers[0]:
-                raise Refused(
-                    f"only the chief, {self._config.trainers[0]!r}, can say that training succeeded, not {name!r}"
-                )
+            if name != (chief := self._config.trainers[0]):
+                raise Refused(f"only the chief, {chief!r}, can say that training succeeded, not {name!r}")
             self._succeed()
         elif outcome in (Outcome.STOPPED, Outcome.DATA_LOST):
             self._end(outcome, cause or self._note(name, f"{name} ended the job"))
@@ -176,9 +174,9 @@ class Ledger:
         if known is None or failure.at_s < known.at_s:
             self._failures[kind] = failure
             logger.warning("%s failure on %s: %s", kind, name, cause.get("message"))
-        if kind == "primary" and self._phase is not Phase.ENDED:
+        if kind == "primary" and not self.ended:
             self._end(Outcome.FAILED, self._first_failure())
-        elif kind == "secondary" and self._phase is not Phase.ENDED and self._failure_deadline_s is None:
+        elif kind == "secondary" and not self.ended and self._failure_deadline_s is None:
             self._failure_deadline_s = self.uptime_s + seconds(wait_for_primary_s)
             self._change()
             self._judge_time()
@@ -198,7 +196,7 @@ class Ledger:
         member.left, member.leave_reason = True, reason[:1000]
         member.left_early = member.left_early or (member.role == "data" and not self.ended)
         self._change()
-        if member.role == "trainer" and self._phase is not Phase.ENDED:
+        if member.role == "trainer" and not self.ended:
             if reason:
                 self._end(Outcome.STOPPED, self._note(name, f"trainer host {name} left before the end: {reason}"))
             elif self._phase is Phase.WAITING:
@@ -329,9 +327,8 @@ class Ledger:
 
     def _missing(self) -> dict[str, object]:
         unmet = self._unmet()
-        text = (
-            f"training did not start within {self._config.start_timeout_s:g} s: {'; '.join(what for _, what in unmet)}"
-        )
+        why = "; ".join(what for _, what in unmet)
+        text = f"training did not start within {self._config.start_timeout_s:g} s: {why}"
         return self._note(unmet[0][0], text, suggested_exit_code=3)
 
     def _data_cause(self, hosts: list[Member], text: str) -> dict[str, object]:
@@ -342,8 +339,7 @@ class Ledger:
         return self._note(hosts[0].name, text, suggested_exit_code=4)
 
     def _first_failure(self) -> dict[str, object] | None:
-        failure = self._failures.get("primary") or self._failures.get("secondary")
-        return failure.cause if failure else None
+        return failure.cause if (failure := self._failures.get("primary") or self._failures.get("secondary")) else None
 
     def _succeed(self) -> None:
         if self._failures.keys() & {"primary", "secondary"}:
@@ -368,10 +364,10 @@ class Ledger:
         old, member.report = member.report, report
         if weighty(old) != weighty(report):
             self._change()
-        elif (old.workers_busy, old.processes) != (
+        elif self._minor_since_s is None and (old.workers_busy, old.processes) != (
             report.workers_busy,
             report.processes,
-        ) and self._minor_since_s is None:
+        ):
             self._minor_since_s = self.uptime_s
 
     def _change(self) -> None:

@@ -18,7 +18,7 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything. Never raises, may be repeated, and may come from another thread while one waits in `next`."""
+        """Let go of everything. Never raises, may be repeated and may come while another thread waits in `next`."""
         ...
 
     def is_stuck(self) -> bool:
@@ -29,7 +29,9 @@ class Source(Protocol):
 class Opener(Protocol):
     """Opens the source of one epoch; called in the reader's thread and allowed to block."""
 
-    def __call__(self, epoch: int) -> Source: ...
+    def __call__(self, epoch: int) -> Source:
+        """Open it; what this raises reaches the consumer."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """The layer that all engines share: exact batches, and the same number of steps on every rank.
 
-A thread reads the rank's own source into full batches and tells the exchange how many there are. When the reports of all
-ranks decide a step (`schedule.py`), each rank keeps its own batch for it or, near the end of an epoch and wherever sources
-are uneven, gives one to a rank that has none. Memory of a rank: at most `prefetch_batches` full batches of its own (one
-more in the reader's hand, and up to one a rank while a step waits for batches), and of batches that others give at most
-`prefetch_batches`.
+A thread reads the rank's own source into full batches and tells the exchange how many there are. When the reports of
+all ranks decide a step (`schedule.py`), each rank keeps its own batch for it or, near the end of an epoch and wherever
+sources are uneven, gives one to a rank that has none. Memory of a rank: at most `prefetch_batches` full batches of its
+own (one more in the reader's hand, and up to one a rank while a step waits for batches), and at most `prefetch_batches`
+that others give.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from hetero.data.engine import Batch, Opener
-from hetero.data.exchange import POLL_S, Exchange, Frontier
+from hetero.data.exchange import POLL_S, Exchange, Frontier, PeerLeft
 from hetero.data.reader import EpochState, Taking, read_epoch
 from hetero.data.rebatch import fill, joined
 from hetero.data.schedule import RUNNING, Schedule
@@ -55,6 +55,7 @@ class InputStream:
         rank: int = 0,
         size: int = 1,
         exchange: Exchange | None = None,
+        *,
         remainder: Literal["drop", "pad"] = "drop",
         prefetch_batches: int = 4,
         check: Callable[[], None] = _no_check,
@@ -92,14 +93,18 @@ class InputStream:
         Raises (from the iterator):
             InputError: the epoch has no rows, or too few for one step; or a batch breaks the contract.
             DataServiceLost: the source says that nothing will come any more.
-            HeteroError: another rank failed, left the epoch before this step, or is gone.
+            PeerInputFailed, PeerLeft, ExchangeLost: another rank failed, left before this step, or is gone.
+            HeteroError: the stream was closed or a later epoch begun.
             Whatever the source or `check` raised.
         """
         state = self._begin(epoch)
         return self._iterate(state)
 
     def close(self) -> None:
-        """Leave the epoch at hand and end the threads. A source that blocks for ever keeps its (daemon) thread. May be repeated."""
+        """Leave the epoch at hand and end the threads. May be repeated.
+
+        A source that blocks for ever keeps its thread, a daemon; it is waited for only a second.
+        """
         with self._lock:
             self._closed = True
             states = list(self._states.values())
@@ -135,12 +140,15 @@ class InputStream:
     def _begin(self, epoch: int) -> EpochState:
         with self._lock:
             if epoch <= self._last_begun:
-                raise HeteroError(f"Epoch {epoch} was begun before (the newest was {self._last_begun}): each can be read once, in order.")
+                raise HeteroError(
+                    f"Epoch {epoch} was begun before (newest: {self._last_begun}): each can be read once, in order."
+                )
             past = [state for number, state in self._states.items() if number < epoch]
         for state in past:
             self._leave(state)
         with self._lock:
             self._last_begun = epoch
+            self._early = {number: frontier for number, frontier in self._early.items() if number >= epoch}
             return self._open(epoch)
 
     def _open(self, epoch: int) -> EpochState:
@@ -169,17 +177,23 @@ class InputStream:
 
     def _take(self, state: EpochState) -> Taking | None:
         """The next step's taking, None after the last; waits for it."""
+        checked_s = time.monotonic()
         while True:
             with self._lock:
                 taking = self._try_take(state)
                 if taking is not None:
                     return taking
-                if state.schedule.ended and not state.takings and not state.in_flight and not state.givings:
-                    self._check_not_empty(state)
+                if state.left:
+                    raise HeteroError(
+                        f"Epoch {state.number} was left: the input stream was closed or a later epoch begun."
+                    )
+                if state.schedule.ended and not state.takings and not state.in_flight:
+                    self._check_finished(state)
                     return None
                 self._check_hopeful(state)
-                notified = self._ready.wait(POLL_S)
-            if not notified:
+                self._ready.wait(POLL_S)
+            if time.monotonic() - checked_s >= POLL_S:
+                checked_s = time.monotonic()
                 self._check()
                 self._check_not_stuck(state)
 
@@ -198,9 +212,13 @@ class InputStream:
         data = taking.parts[0] if len(taking.parts) == 1 else joined(taking.parts)
         if taking.rows == self._batch_size:
             return Batch(data, self._full_mask, taking.rows)
-        return Batch(fill(data, max(taking.rows, 1), self._batch_size), np.arange(self._batch_size) < taking.rows, taking.rows)
+        return Batch(
+            fill(data, max(taking.rows, 1), self._batch_size), np.arange(self._batch_size) < taking.rows, taking.rows
+        )
 
-    def _check_not_empty(self, state: EpochState) -> None:
+    def _check_finished(self, state: EpochState) -> None:
+        if state.number in self._failures:  # perhaps of a batch that this rank gave and another could not take
+            raise self._failures[state.number]
         if state.schedule.steps:
             return
         ranks = "the rank" if self._size == 1 else f"all {self._size} ranks"
@@ -218,16 +236,16 @@ class InputStream:
         """Raise if the step waited for cannot come."""
         if state.error is not None:
             raise state.error
-        if self._closed or state.left:
-            raise HeteroError(f"Epoch {state.number} was left: the input stream was closed or a later epoch begun.")
         failure = self._failures.get(state.number) or self._failures.get(-1)
         if failure is not None:
             raise failure
+        if state.schedule.ended and not state.takings:
+            return  # no step is waited for, only that what this rank gives is on its way
         for rank, steps in enumerate(state.left_after):
             if rank != self._rank and 0 <= steps <= state.consumed:
-                raise HeteroError(
+                raise PeerLeft(
                     f"Rank {rank} left epoch {state.number} after {steps} steps while rank {self._rank} waits for step "
-                    f"{state.consumed + 1}. Every rank must take the same number of steps: stop early on all of them or on none."
+                    f"{state.consumed + 1}. All must take the same number of steps: stop early on all ranks or on none."
                 )
 
     def _check_not_stuck(self, state: EpochState) -> None:
@@ -327,4 +345,4 @@ class InputStream:
                     self._room.notify_all()
                     self._ready.notify_all()
 
-            exchange.send(state.number, giving.step, giving.to, giving.part, giving.data, sent)
+            exchange.send(state.number, giving.step, to=giving.to, part=giving.part, data=giving.data, done=sent)

@@ -1,7 +1,8 @@
-"""One rank's side of the exchange: tells what it has read, hears of the others, gives and gets batches and small values."""
+"""One rank's side of the exchange: tells what it has read, hears of the others, passes batches and small values."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -16,7 +17,7 @@ from hetero.data import wire
 from hetero.data.exchange_server import ExchangeServer
 from hetero.errors import HeteroError, PeerNeverCame, Unauthorised
 
-__all__ = ["Exchange", "ExchangeLost", "ExchangeServer", "Frontier", "Listener", "PeerInputFailed"]
+__all__ = ["Exchange", "ExchangeLost", "ExchangeServer", "Frontier", "Listener", "PeerInputFailed", "PeerLeft"]
 
 POLL_S = 0.25  # how often whoever waits looks around
 _FLUSH_S = 5.0
@@ -24,6 +25,12 @@ _FLUSH_S = 5.0
 
 class ExchangeLost(HeteroError):
     """The exchange in rank 0's process is gone, which follows from the end of that process."""
+
+    secondary = True
+
+
+class PeerLeft(HeteroError):
+    """Another rank takes no further part in an epoch that this one is in: its code stopped early, or raised."""
 
     secondary = True
 
@@ -40,7 +47,14 @@ class PeerInputFailed(HeteroError):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """What all ranks have read of an epoch: full batches, leftover rows (-1: not ended), steps taken by those who left."""
+    """What all ranks have read of an epoch.
+
+    Attributes:
+        epoch: its number.
+        batches: full batches read by each rank.
+        leftovers: rows each had left at its end; -1 while it reads.
+        left_after: steps each took of the epoch before it left; -1 while it takes part.
+    """
 
     epoch: int
     batches: tuple[int, ...]
@@ -93,12 +107,14 @@ class Exchange:
         rank: int,
         size: int,
         token: str | None = None,
+        *,
         connect_timeout_s: float = 60.0,
         check: Callable[[], None] | None = None,
     ) -> None:
         self.address, self.rank, self.size = address, rank, size
         self._metadata = ((wire.TOKEN_KEY, token),) if token else ()
-        self._changed = threading.Condition()  # guards everything below; never held while a listener is called
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)  # guards everything below; never held while a listener is called
         self._request = pb.LinkRequest(hello=pb.Hello(rank=rank, size=size))
         self._reports: dict[int, tuple[int, int]] = {}
         self._dirty = True
@@ -107,15 +123,15 @@ class Exchange:
         self._lost: HeteroError | None = None
         self._values: dict[str, bytes] = {}
         self._listener: Listener | None = None
-        self._backlog: list[Callable[[Listener], None]] = []
+        self._backlog: list[tuple[str, tuple[Any, ...]]] = []
         self._outgoing: deque[_Outgoing] = deque()
-        self._outgoing_ready = threading.Condition(self._changed)
+        self._outgoing_ready = threading.Condition(lock)
         self._upload: Any = None
         self._deliver: Any = None
         self._channel = grpc.insecure_channel(address, options=wire.OPTIONS)
-        self._link = self._channel.stream_stream(f"/{wire.SERVICE}/Link", pb.LinkRequest.SerializeToString, pb.LinkReply.FromString)(
-            self._requests(), metadata=self._metadata, wait_for_ready=True
-        )
+        self._link = self._channel.stream_stream(
+            f"/{wire.SERVICE}/Link", pb.LinkRequest.SerializeToString, pb.LinkReply.FromString
+        )(self._requests(), metadata=self._metadata, wait_for_ready=True)
         self._thread = threading.Thread(target=self._listen, name=f"hetero-exchange-{rank}", daemon=True)
         self._thread.start()
         try:
@@ -130,8 +146,8 @@ class Exchange:
         with self._changed:
             self._listener = listener
             backlog, self._backlog = self._backlog, []
-        for call in backlog:
-            call(listener)
+        for event, arguments in backlog:
+            getattr(listener, event)(*arguments)
 
     def report(self, epoch: int, batches: int, leftover: int) -> None:
         """Tell how many full batches this rank has read of an epoch, and at the end (leftover >= 0) the rows left over.
@@ -151,29 +167,41 @@ class Exchange:
     def fail(self, epoch: int, message: str, exit_code: int = 1) -> None:
         """Tell the other ranks that this one cannot finish an epoch (-1: any)."""
         with self._changed:
-            self._request.failures.append(
-                pb.Failure(rank=self.rank, epoch=epoch, message=message, exit_code=exit_code)
-            )
+            self._request.failures.append(pb.Failure(rank=self.rank, epoch=epoch, message=message, exit_code=exit_code))
             self._notify()
 
-    def send(self, epoch: int, step: int, to: int, part: int, data: Any, done: Callable[[], None]) -> None:
-        """Give a part of a batch to another rank; `done` is called from a thread of the exchange once it is on its way."""
+    def send(self, epoch: int, step: int, *, to: int, part: int, data: Any, done: Callable[[], None]) -> None:
+        """Give a part of a batch to another rank.
+
+        Args:
+            epoch: its epoch.
+            step: the step in which the other rank takes it.
+            to: that rank.
+            part: position among the parts that it joins for the step.
+            data: nested structure of arrays; must not change until `done`.
+            done: called from a thread of the exchange once the part is on its way.
+        """
         with self._changed:
+            if self._closing or self._lost is not None:
+                return  # whoever waits hears of it as a failure
             self._outgoing.append(_Outgoing(epoch, step, to, part, data, done))
-            if self._upload is None and self._lost is None:
-                self._upload = self._channel.stream_unary(f"/{wire.SERVICE}/Upload", None, pb.UploadReply.FromString).future(
-                    self._uploads(), metadata=self._metadata
-                )
             self._outgoing_ready.notify()
+            if self._upload is not None:
+                return
+            call = self._channel.stream_unary(f"/{wire.SERVICE}/Upload", None, pb.UploadReply.FromString)
+            upload = self._upload = call.future(self._uploads(), metadata=self._metadata)
+        upload.add_done_callback(
+            self._upload_ended
+        )  # without the lock: a call that has failed already calls back at once
 
     def expect_parcels(self) -> None:
         """Open the stream on which others' batches come; until then they wait in rank 0's process."""
         with self._changed:
-            if self._deliver is not None or self._lost is not None:
+            if self._deliver is not None or self._closing or self._lost is not None:
                 return
-            self._deliver = self._channel.unary_stream(f"/{wire.SERVICE}/Deliver", pb.DeliverRequest.SerializeToString, None)(
-                pb.DeliverRequest(rank=self.rank), metadata=self._metadata
-            )
+            self._deliver = self._channel.unary_stream(
+                f"/{wire.SERVICE}/Deliver", pb.DeliverRequest.SerializeToString, None
+            )(pb.DeliverRequest(rank=self.rank), metadata=self._metadata)
         threading.Thread(target=self._receive, name=f"hetero-exchange-parcels-{self.rank}", daemon=True).start()
 
     def publish(self, key: str, value: bytes) -> None:
@@ -206,10 +234,9 @@ class Exchange:
             self._outgoing_ready.notify_all()
             upload, lost = self._upload, self._lost
         if upload is not None and lost is None:
-            try:
+            # Whoever waits for these batches hears of it through its own link.
+            with contextlib.suppress(grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
                 upload.result(timeout=_FLUSH_S)
-            except (grpc.RpcError, grpc.FutureTimeoutError, grpc.FutureCancelledError):
-                pass  # whoever waits for these batches hears of it through its own link
         with self._changed:
             self._request.goodbye = True
             self._notify()
@@ -228,7 +255,9 @@ class Exchange:
         self._dirty = True
         self._changed.notify_all()
 
-    def _until(self, ready: Callable[[], bool], timeout_s: float | None, check: Callable[[], None] | None, what: str) -> None:
+    def _until(
+        self, ready: Callable[[], bool], timeout_s: float | None, check: Callable[[], None] | None, what: str
+    ) -> None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._changed:
@@ -238,7 +267,9 @@ class Exchange:
                     raise self._lost
                 remaining = POLL_S if deadline is None else min(POLL_S, deadline - time.monotonic())
                 if remaining <= 0:
-                    raise PeerNeverCame(f"{what} within {timeout_s:g} s. See the log of rank 0 and of the ranks before it.")
+                    raise PeerNeverCame(
+                        f"{what} within {timeout_s:g} s. See the log of rank 0 and of the ranks before it."
+                    )
                 self._changed.wait(remaining)
                 if ready():
                     return
@@ -260,11 +291,11 @@ class Exchange:
                 return
 
     def _listen(self) -> None:
-        error: grpc.RpcError | None = None
+        error: Exception | None = None
         try:
             for reply in self._link:
                 self._handle(reply)
-        except grpc.RpcError as broken:
+        except Exception as broken:  # nothing may end this thread in silence: the rank would wait for ever
             error = broken
         with self._changed:
             if self._closing:
@@ -274,16 +305,20 @@ class Exchange:
             lost = self._lost
             self._notify()
             self._outgoing_ready.notify_all()
-        self._tell(lambda listener: listener.on_failure(-1, lost))
+        self._tell("on_failure", -1, lost)
 
-    def _translate(self, error: grpc.RpcError | None) -> HeteroError:
-        code = error.code() if error is not None else None
+    def _translate(self, error: Exception | None) -> HeteroError:
+        if error is not None and not isinstance(error, grpc.RpcError):
+            unexpected = HeteroError(f"Rank {self.rank} cannot use what the ranks' exchange sent: {error!r}")
+            unexpected.__cause__ = error
+            return unexpected
+        code, details = (error.code(), error.details()) if error is not None else (None, None)
         if code == grpc.StatusCode.UNAUTHENTICATED:
             return Unauthorised(
-                f"The ranks' exchange at {self.address} refused rank {self.rank}: {error.details()}. "
+                f"The ranks' exchange at {self.address} refused rank {self.rank}: {details}. "
                 "Give every host the same --token."
             )
-        reason = f"{code.name}: {error.details()}" if code is not None else "it was stopped"
+        reason = f"{code.name}: {details}" if code is not None else "it was stopped"
         return ExchangeLost(
             f"Rank {self.rank} lost the ranks' exchange in rank 0's process at {self.address} ({reason}). "
             "Rank 0 has probably ended; see its log."
@@ -293,7 +328,7 @@ class Exchange:
         for failure in reply.failures:
             if failure.rank != self.rank:
                 error = PeerInputFailed(f"Rank {failure.rank} cannot go on: {failure.message}", failure.exit_code)
-                self._tell(lambda listener, epoch=failure.epoch, error=error: listener.on_failure(epoch, error))
+                self._tell("on_failure", failure.epoch, error)
         if reply.welcome or reply.values:
             with self._changed:
                 self._welcome = self._welcome or reply.welcome
@@ -301,15 +336,16 @@ class Exchange:
                 self._changed.notify_all()
         for told in reply.frontiers:
             frontier = Frontier(told.epoch, tuple(told.batches), tuple(told.leftovers), tuple(told.left_after))
-            self._tell(lambda listener, frontier=frontier: listener.on_frontier(frontier))
+            self._tell("on_frontier", frontier)
 
-    def _tell(self, call: Callable[[Listener], None]) -> None:
+    def _tell(self, event: str, *arguments: Any) -> None:
+        """Call the listener's method of this name, or keep the call until there is a listener."""
         with self._changed:
             listener = self._listener
             if listener is None:
-                self._backlog.append(call)
+                self._backlog.append((event, arguments))
                 return
-        call(listener)
+        getattr(listener, event)(*arguments)
 
     def _uploads(self) -> Iterator[bytes]:
         while True:
@@ -320,25 +356,33 @@ class Exchange:
                     self._outgoing_ready.wait()
                 item = self._outgoing.popleft()
             try:
-                yield from wire.parcel_messages(epoch=item.epoch, step=item.step, to=item.to, part=item.part, data=item.data)
-            except HeteroError as error:
-                self.fail(item.epoch, str(error))
-                failed = error
-                self._tell(lambda listener, epoch=item.epoch, failed=failed: listener.on_failure(epoch, failed))
+                yield from wire.parcel_messages(
+                    epoch=item.epoch, step=item.step, to=item.to, part=item.part, data=item.data
+                )
+                self._upload.add_done_callback(self._upload_ended)
+            except Exception as error:  # as in _listen
+                self.fail(item.epoch, f"{type(error).__name__}: {error}")
+                self._tell(
+                    "on_failure", item.epoch, error if isinstance(error, HeteroError) else self._translate(error)
+                )
             item.done()
             del item
 
     def _receive(self) -> None:
         try:
             for parcel, data in wire.read_parcels(self._deliver):
-                self._tell(
-                    lambda listener, parcel=parcel, data=data: listener.on_parcel(
-                        parcel.epoch, parcel.step, parcel.part, data
-                    )
-                )
-        except grpc.RpcError as error:
-            with self._changed:
-                if self._closing:
-                    return
-            lost = self._translate(error)
-            self._tell(lambda listener: listener.on_failure(-1, lost))
+                self._tell("on_parcel", parcel.epoch, parcel.step, parcel.part, data)
+        except Exception as error:  # as in _listen
+            self._stream_broke(error)
+
+    def _upload_ended(self, call: Any) -> None:
+        if not call.cancelled() and call.exception() is not None:
+            self._stream_broke(call.exception())
+
+    def _stream_broke(self, error: Exception) -> None:
+        with self._changed:
+            if self._closing or self._lost is not None:
+                return
+        lost = self._translate(error)
+        self.fail(-1, str(lost))
+        self._tell("on_failure", -1, lost)

@@ -21,6 +21,7 @@ from hetero.errors import PortInUse
 
 _log = logging.getLogger(__name__)
 _REFUSAL_LOG_INTERVAL_S = 10.0
+_MAX_RANKS = 1 << 16
 
 
 class _DaemonThreads(futures.ThreadPoolExecutor):
@@ -48,7 +49,7 @@ class _Member:
     def __init__(self, rank: int, lock: threading.Lock) -> None:
         self.rank = rank
         self.gone = False
-        # Serialised LinkReply messages: joined they are one message with the fields of all. Frontiers replace older ones.
+        # Serialised LinkReply messages; joined they are one with the fields of all. Frontiers replace older ones.
         self.replies: dict[object, bytes] = {}
         self.parcels: deque[list[bytes]] = deque()
         self.reply_ready = threading.Condition(lock)
@@ -84,8 +85,8 @@ class _Hub:
     def join(self, rank: int, size: int) -> _Member:
         """Add a rank. Raises ValueError with the reason if there is no place for it."""
         with self.lock:
-            self.size = self.size or size
-            if size != self.size or not 0 <= rank < size:
+            self.size = self.size or min(size, _MAX_RANKS)
+            if size != self.size or not 0 <= rank < size <= _MAX_RANKS:
                 raise ValueError(f"rank {rank} of {size} does not fit a job of {self.size} ranks")
             if rank in self.members:
                 raise ValueError(f"rank {rank} is here already")
@@ -209,7 +210,9 @@ class ExchangeServer:
         try:
             self.port: int = self._server.add_insecure_port(address)
         except RuntimeError as error:
-            raise PortInUse(f"Cannot start the ranks' exchange on {address}: {error}. Use port 0 for any free one.") from error
+            raise PortInUse(
+                f"Cannot start the ranks' exchange on {address}: {error}. Use port 0 for any free one."
+            ) from error
         self._server.start()
 
     def stop(self, grace_s: float = 5.0) -> None:

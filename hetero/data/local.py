@@ -19,7 +19,9 @@ class LocalSource:
     """
 
     def __init__(self, dataset: Any) -> None:
-        if isinstance(dataset, (dict, str, bytes)) or not (hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")):
+        if isinstance(dataset, (dict, str, bytes)) or not (
+            hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
+        ):
             raise InputError(
                 f"`inputs` returned a {type(dataset).__qualname__}: it must return a tf.data.Dataset of batches, "
                 "or an iterable of batches (a generator function will do)."

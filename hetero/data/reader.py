@@ -62,7 +62,9 @@ class EpochState:
         receives = False
         for step in steps:
             if step.level is not None:
-                self.takings.append(Taking(step.index, [self.read.pop(step.level)], self.schedule.batch_size, holds=True))
+                self.takings.append(
+                    Taking(step.index, [self.read.pop(step.level)], self.schedule.batch_size, holds=True)
+                )
             else:
                 receives = self._admit_shares(step) or receives
         if self.schedule.ended and not self.settled:
@@ -102,7 +104,7 @@ class EpochState:
             if rank == self.rank:
                 holds = not step.tail and share.pieces[0].owner == self.rank
                 self.takings.append(Taking(step.index, mine, share.rows, holds))
-                receives = None in mine
+                receives = any(part is None for part in mine)
                 continue
             for index, piece in enumerate(share.pieces):
                 if piece.owner == self.rank:

@@ -13,8 +13,8 @@ from hetero.errors import InputError
 class Rebatcher:
     """Cuts and joins raw batches into batches of `batch_size` rows, in order.
 
-    A raw batch that has the size already is handed on as it is; larger ones are cut as views; only rows from several raw
-    batches are copied, once. Memory: what is left of the raw batches, less than one batch plus the raw batch at hand.
+    A raw batch that has the size already is handed on as it is; larger ones are cut as views; only rows from several
+    raw batches are copied, once. Memory: less than one batch, plus the raw batch at hand.
 
     Args:
         batch_size: rows of every batch that `feed` gives.

@@ -1,11 +1,11 @@
 """Which rank takes which rows in which step, so that all ranks take the same number of steps.
 
-Ranks do not get equal shares from their sources, yet a rank that takes one step more or less than the others blocks them.
+Ranks do not get equal shares from their sources, yet one that takes a step more or less than the others blocks them.
 Every rank computes the same schedule from what all ranks have read so far:
 
 - Rank r reads n_r full batches and l_r rows that fill none. Level j holds the j-th batch of every rank with n_r > j.
-- The batches queue level by level, within a level by rank. Every `size` of them are one step. In a step a rank keeps a
-  batch of its own if the step has one (the first); the others go, in order, to the ranks without.
+- The batches queue level by level, within a level by rank. Every `size` of them are one step. In a step a rank keeps
+  a batch of its own if the step has one (the first); the others go, in order, to the ranks without.
 - The batches that fill no step, then the rows left over by rank 0, 1, ..., are the tail: cut into whole steps as far as
   they go. Of what remains, fewer than size x batch_size rows, nothing is used ("drop"), or it is spread evenly over the
   ranks as one more step ("pad").
@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank takes in one step: its pieces joined; `rows` of it count. With rows = 0 the one row only fills up."""
+    """What one rank takes in one step: its pieces joined; `rows` of it count. With rows = 0 its one row only fills."""
 
     pieces: tuple[Piece, ...]
     rows: int

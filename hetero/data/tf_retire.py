@@ -94,8 +94,8 @@ class Dispatcher:
         except grpc.RpcError as error:
             code = error.code().name if isinstance(error, grpc.Call) else "UNKNOWN"
             raise DataServiceLost(
-                f"The tf.data dispatcher at {self.address} did not answer {method} within {self._timeout_s:g} s ({code}). "
-                "See its log on the first data host."
+                f"The tf.data dispatcher at {self.address} did not answer {method} in {self._timeout_s:g} s "
+                f"({code}). See its log on the first data host."
             ) from error
         return answer
 

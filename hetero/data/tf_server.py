@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 PORT_TRIES = 64
 """How many ports after the preferred one are tried when it is taken."""
 _OWN_PORT_WAIT_S = 10.0
+_claims: list[socket.socket] = []  # held for the life of the process, see _claim
 _STUB_PACKAGES = ("", ".python", ".python.client", ".python.data", ".python.data.experimental",
                   ".python.data.experimental.service")  # fmt: skip
 
@@ -82,8 +83,8 @@ def serve_dispatcher(
         )
         return server_lib.TF_DATA_NewDispatchServer(config.SerializeToString())
 
-    server, claim = _bind(port, work_dir / "port", "dispatcher", start)
-    _live(server, claim, on_listening, lambda: int(server.num_workers()), on_tick, tick_s)
+    server = _bind(port, work_dir / "port", "dispatcher", start)
+    _live(server, on_listening, lambda: int(server.num_workers()), on_tick, tick_s)
 
 
 def serve_worker(
@@ -132,19 +133,18 @@ def serve_worker(
         )
         return server_lib.TF_DATA_NewWorkerServer(config.SerializeToString())
 
-    server, claim = _bind(port, port_file, "worker", start)
-    _live(server, claim, on_listening, lambda: int(server.num_tasks()), on_tick, tick_s)
+    server = _bind(port, port_file, "worker", start)
+    _live(server, on_listening, lambda: int(server.num_tasks()), on_tick, tick_s)
 
 
 def _live(
     server: Any,
-    claim: socket.socket | None,
     on_listening: Callable[[int], None] | None,
     count: Callable[[], int],
     on_tick: Callable[[int], None] | None,
     tick_s: float,
 ) -> None:
-    """Announce the port, then report once a tick; `server` and `claim` live as long as this frame."""
+    """Announce the port, then report once a tick; the server lives as long as this frame."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     if on_listening is not None:
@@ -175,33 +175,21 @@ def _refuse_foreign(work_dir: Path, run_id: str) -> None:
     marker.write_text(run_id, encoding="utf-8")
 
 
-def _bind(
-    port: int, port_file: Path | None, what: str, start: Callable[[int], Any]
-) -> tuple[Any, socket.socket | None]:
+def _bind(port: int, port_file: Path | None, what: str, start: Callable[[int], Any]) -> Any:
     """Start a server on a port that is ours alone: the remembered one, else the first free one from `port` on."""
     remembered = _read_port(port_file)
     deadline = time.monotonic() + _OWN_PORT_WAIT_S
     candidates = [remembered] if remembered else ([0] if port == 0 else range(port, min(port + PORT_TRIES, 65536)))
     while True:
         for candidate in candidates:
-            claim, number = _claim(candidate)
-            if number is None:
-                continue
-            server = start(number)
-            try:
-                server.start()
-            except RuntimeError as error:
-                if claim is not None:
-                    claim.close()
-                if "could not start" in str(error).lower():  # somebody took the port since we looked
-                    continue
-                raise EngineError(f"TensorFlow could not start the {what} on port {number}: {error}") from error
-            if port_file is not None and not remembered:
-                port_file.parent.mkdir(parents=True, exist_ok=True)
-                scratch = port_file.with_name(port_file.name + ".new")
-                scratch.write_text(str(number), encoding="ascii")
-                scratch.replace(port_file)
-            return server, claim
+            server = _start_on(candidate, what, start)
+            if server is not None:
+                if port_file is not None and not remembered:
+                    port_file.parent.mkdir(parents=True, exist_ok=True)
+                    scratch = port_file.with_name(port_file.name + ".new")
+                    scratch.write_text(str(server.bound_port()), encoding="ascii")
+                    scratch.replace(port_file)
+                return server
         if not remembered:
             raise PortInUse(
                 f"Cannot start the tf.data {what}: ports {port} to {min(port + PORT_TRIES, 65536) - 1} are all in use. "
@@ -213,6 +201,25 @@ def _bind(
                 f"other. Free it, or start the run anew."
             )
         time.sleep(0.1)
+
+
+def _start_on(port: int, what: str, start: Callable[[int], Any]) -> Any:
+    """Start a server on one port; None if somebody has it."""
+    claim, number = _claim(port)
+    if number is None:
+        return None
+    server = start(number)
+    try:
+        server.start()
+    except RuntimeError as error:
+        if claim is not None:
+            claim.close()
+        if "could not start" in str(error).lower():  # somebody took the port since we looked
+            return None
+        raise EngineError(f"TensorFlow could not start the {what} on port {number}: {error}") from error
+    if claim is not None:
+        _claims.append(claim)
+    return server
 
 
 def _read_port(port_file: Path | None) -> int | None:
@@ -235,7 +242,7 @@ def _claim(port: int) -> tuple[socket.socket | None, int | None]:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("0.0.0.0", port))
+            probe.bind(("0.0.0.0", port))  # noqa: S104 - as TensorFlow itself binds
         except OSError as error:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 return None, None
@@ -278,8 +285,8 @@ def _load(config_name: str) -> tuple[Any, Any]:
             config_proto, server_lib, session = _service_modules()
         except ImportError as error:
             raise EngineError(
-                f"The tf_data engine needs TensorFlow 2.15 to 2.18 on every data host, and importing it failed: {error}. "
-                "Install tensorflow-cpu there, or use --engine grpc."
+                f"The tf_data engine needs TensorFlow 2.15 to 2.18 on every data host, and importing it failed: "
+                f"{error}. Install tensorflow-cpu there, or use --engine grpc."
             ) from error
     _load_tensorflow_io(session)
     return getattr(config_proto, config_name), server_lib

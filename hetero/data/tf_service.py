@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ __all__ = [
     "serve_worker",
 ]
 
+_OPEN_RETRY_S = 2.0
+_OPEN_TRIES = 4
 _T = TypeVar("_T")
 _REFRESH_MS = 100
 """How often a client asks for new tasks and for the end of the epoch; TensorFlow's own value, 1 s, is felt at each
@@ -106,13 +109,19 @@ def open_epoch(
             }
             try:  # the same function with one more option, which the public one keeps to itself
                 ops = importlib.import_module("tensorflow.python.data.experimental.ops.data_service_ops")
-                dataset = ops._from_dataset_id(**common, task_refresh_interval_hint_ms=_REFRESH_MS, target_workers="ANY")
+                distribute = ops._from_dataset_id  # noqa: SLF001
+                dataset = distribute(**common, task_refresh_interval_hint_ms=_REFRESH_MS, target_workers="ANY")
             except (ImportError, AttributeError, TypeError):
                 dataset = service.from_dataset_id(**common)
             return dataset
 
-    dataset = from_id() if element_spec is not None else _within(timeout_s, from_id, dispatcher)
-    return TfDataSource(dataset, service_idle=service_idle, stuck_after_s=stuck_after_s)
+    if element_spec is None:
+        element_spec = _within(timeout_s, from_id, dispatcher).element_spec
+    return TfDataSource(from_id, service_idle=service_idle, stuck_after_s=stuck_after_s)
+
+
+class _Ended(Exception):
+    """The epoch's last element was taken."""
 
 
 class TfDataSource:
@@ -121,15 +130,20 @@ class TfDataSource:
     One thread iterates; `is_stuck` and `close` may be called from others.
 
     Args:
-        dataset: A dataset that reads from the service.
+        make_dataset: Makes a dataset that reads from the service. Each dataset may be iterated once: for TensorFlow a
+            second time is a second pass over the data under the same job name.
         service_idle: See `open_epoch`.
         stuck_after_s: See `open_epoch`.
     """
 
     def __init__(
-        self, dataset: Any, *, service_idle: Callable[[], bool] | None = None, stuck_after_s: float = 5.0
+        self,
+        make_dataset: Callable[[], Any],
+        *,
+        service_idle: Callable[[], bool] | None = None,
+        stuck_after_s: float = 5.0,
     ) -> None:
-        self._dataset = dataset
+        self._make_dataset = make_dataset
         self._service_idle = service_idle
         self._stuck_after_s = stuck_after_s
         self._waiting_since: float | None = None
@@ -145,15 +159,21 @@ class TfDataSource:
             EngineError: A data host cannot run an op of the graph.
             DataServiceLost: The dispatcher does not know the epoch any more.
         """
-        take: Callable[[], Any] | None = None
+        reader: list[Callable[[], Any]] = []
+        try:
+            yield from self._elements(reader)
+        finally:  # an iterator waits for its threads to end, up to 10 s for one that has lost its worker: not here
+            threading.Thread(target=reader.clear, name="tf-data-release", daemon=True).start()
+
+    def _elements(self, reader: list[Callable[[], Any]]) -> Iterator[Any]:
+        with _translated("open the epoch"):
+            reader.append(self._open())
         while not self._closed.is_set():
             self._waiting_since = time.monotonic()
             try:
                 with _translated("read from the data hosts"):
-                    if take is None:
-                        take = _reader(self._dataset, self._cancellation)
-                    element = take()
-            except StopIteration:
+                    element = reader[0]()
+            except _Ended:
                 return
             except HeteroError:
                 if self._closed.is_set():
@@ -163,6 +183,34 @@ class TfDataSource:
                 self._waiting_since = None
             self.elements += 1
             yield element
+
+    def _open(self) -> Callable[[], Any]:
+        """Join the epoch; asks again, as another consumer would, if there is no answer.
+
+        The dispatcher answers who opens an epoch only after it has told every worker it knows, and one whose host
+        vanished without a word never answers. By then the epoch exists, and whoever asks next is answered at once.
+        """
+        answers: queue.Queue[Callable[[], Any] | BaseException] = queue.Queue()
+
+        def attempt() -> None:
+            try:
+                answers.put(_reader(self._make_dataset(), self._cancellation))
+            except BaseException as error:
+                answers.put(error)
+
+        tries = 0
+        while not self._closed.is_set():
+            if tries < _OPEN_TRIES:
+                threading.Thread(target=attempt, name="tf-data-open", daemon=True).start()
+                tries += 1
+            try:
+                answer = answers.get(timeout=_OPEN_RETRY_S)
+            except queue.Empty:
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
+        return _raise_ended
 
     def is_stuck(self) -> bool:
         """Tell whether nothing more can come although the epoch has not ended."""
@@ -188,7 +236,7 @@ def _cancellation_manager() -> Any:
 
 
 def _reader(dataset: Any, cancellation: Any) -> Callable[[], Any]:
-    """Return a function that gives the next element as read-only numpy arrays, or raises StopIteration.
+    """Return a function that gives the next element as read-only numpy arrays, or raises `_Ended`.
 
     It is `as_numpy_iterator`, but for the wait in TensorFlow's runtime that `cancellation` can end. Without it a
     thread in a dead epoch would be there until the process ends.
@@ -202,15 +250,16 @@ def _reader(dataset: Any, cancellation: Any) -> Callable[[], Any]:
         structure = importlib.import_module("tensorflow.python.data.util.structure")
         spec = dataset.element_spec
         iterator = iter(dataset)
-        types = [int(component.as_datatype_enum) for component in iterator._flat_output_types]
-        shapes = [None if shape.rank is None else shape.as_list() for shape in iterator._flat_output_shapes]
+        types = [int(component.as_datatype_enum) for component in iterator._flat_output_types]  # noqa: SLF001
+        flat_shapes = iterator._flat_output_shapes  # noqa: SLF001
+        shapes = [None if shape.rank is None else shape.as_list() for shape in flat_shapes]
         attributes = ("output_types", types, "output_shapes", shapes)
-        resource = iterator._iterator_resource
+        resource = iterator._iterator_resource  # noqa: SLF001
     except (ImportError, AttributeError):
         return _plain_reader(dataset)
 
     def to_numpy(tensor: Any) -> Any:
-        array = tensor._numpy() if hasattr(tensor, "_numpy") else tensor.numpy()
+        array = tensor._numpy() if hasattr(tensor, "_numpy") else tensor.numpy()  # noqa: SLF001 - numpy() copies
         if hasattr(array, "setflags"):
             array.setflags(write=False)
         return array
@@ -220,16 +269,27 @@ def _reader(dataset: Any, cancellation: Any) -> Callable[[], Any]:
             with tf.device("/cpu:0"):
                 flat = execute("IteratorGetNext", len(types), [resource], attributes, context, cancellation)
         except tf.errors.OutOfRangeError:
-            raise StopIteration from None
+            raise _Ended from None
         return tf.nest.map_structure(to_numpy, structure.from_compatible_tensor_list(spec, list(flat)))
 
     take.__dict__["iterator"] = iterator  # owns the resource
     return take
 
 
+def _raise_ended() -> Any:
+    raise _Ended
+
+
 def _plain_reader(dataset: Any) -> Callable[[], Any]:
     iterator = dataset.as_numpy_iterator()
-    return lambda: next(iterator)
+
+    def take() -> Any:
+        try:
+            return next(iterator)
+        except StopIteration:
+            raise _Ended from None
+
+    return take
 
 
 def _tensorflow() -> Any:

@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that come with scikit-learn, as TFRecord shards: real data on any machine, without a network.
+"""The 1,797 handwritten digits of scikit-learn as TFRecord shards: real data on any machine, without a network.
 
 E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI Machine Learning Repository, 1998; CC BY 4.0.
 """
@@ -51,9 +51,11 @@ def _rows(split: str) -> Iterator[dict[str, Any]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise InputError(f"the digits come with scikit-learn, which cannot be imported ({error}): pip install scikit-learn") from error
+        raise InputError(
+            f"the digits come with scikit-learn, which cannot be imported ({error}): pip install scikit-learn"
+        ) from error
     found = load_digits()
-    for row, (image, label) in enumerate(zip(found.images, found.target)):
+    for row, (image, label) in enumerate(zip(found.images, found.target, strict=True)):
         if (row % 5 == 0) == (split == "test"):
             yield {"image": image.astype("uint8"), "label": int(label), "row": row}
 

@@ -1,7 +1,7 @@
 """TFRecord files for job files: write shards, read them so that a data service can share them out, parse records.
 
-    spec = {"image": tfrecord.raw("uint8", (28, 28)), "label": tfrecord.scalar("int64")}
-    rows = tfrecord.read(ctx.files).map(lambda record: tfrecord.parse(record, spec))
+spec = {"image": tfrecord.raw("uint8", (28, 28)), "label": tfrecord.scalar("int64")}
+rows = tfrecord.read(ctx.files).map(lambda record: tfrecord.parse(record, spec))
 """
 
 from __future__ import annotations
@@ -97,10 +97,10 @@ def write_tfrecords(
     """Write examples to TFRecord shards, in turn; the folder appears with all of its files or not at all.
 
     Args:
-        examples: Values by feature name. Bytes, strings and uint8 arrays are stored as bytes; integers, floats and other arrays
-            as lists of numbers.
-        folder: Folder to create. If it exists already, it is left as it is and its files are returned: many processes may
-            write the same data at once.
+        examples: Values by feature name. Bytes, strings and uint8 arrays are stored as bytes; integers, floats and
+            other arrays as lists of numbers.
+        folder: Folder to create. If it exists already, it is left as it is and its files are returned: many processes
+            may write the same data at once.
         shards: Number of files, at least 1.
         prefix: Files are named `<prefix>-00000-of-00008.tfrecord`.
 
@@ -161,7 +161,9 @@ def _feature(name: str, value: Any) -> Any:
         return tf.train.Feature(int64_list=tf.train.Int64List(value=array.reshape(-1).tolist()))
     if array.dtype.kind == "f":
         return tf.train.Feature(float_list=tf.train.FloatList(value=array.reshape(-1).tolist()))
-    raise InputError(f"feature {name!r} is a {type(value).__name__} of {array.dtype}; a TFRecord holds bytes, integers or floats")
+    raise InputError(
+        f"feature {name!r} is a {type(value).__name__} of {array.dtype}; a TFRecord holds bytes, integers or floats"
+    )
 
 
 def _fixed_length(feature: Feature) -> Any:

@@ -1,6 +1,7 @@
 """Training in a rank: Horovod, the built-in loop, and the measuring of steps.
 
-Importing this package loads no TensorFlow and no Horovod; `fit` and `evaluate` load TensorFlow when they are first used.
+Importing this package loads no TensorFlow and no Horovod; `fit` and `evaluate` load TensorFlow when they are
+first used.
 """
 
 from __future__ import annotations

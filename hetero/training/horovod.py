@@ -1,8 +1,8 @@
 """Horovod's one door: the rendezvous in the chief's launcher, and everything a rank does with its peers.
 
-The rendezvous is a small HTTP key-value server. It runs in the launcher of the first trainer host and needs no TensorFlow;
-every host starts its own ranks, so neither ssh nor mpirun is needed. A rank is started before the rendezvous is known, imports
-TensorFlow, and then calls `init_rank` with the environment of its slot.
+The rendezvous is a small HTTP key-value server. It runs in the launcher of the first trainer host and needs no
+TensorFlow; every host starts its own ranks, so neither ssh nor mpirun is needed. A rank is started before the
+rendezvous is known, imports TensorFlow, and then calls `init_rank` with the environment of its slot.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class RendezvousHandle:
         self.port = int(server.server_address[1])
         self._interface, self._timeout_s = interface, timeout_s
         self._server = server
-        self._thread = threading.Thread(target=server.serve_forever, args=(0.1,), name="horovod-rendezvous", daemon=True)
+        self._thread = threading.Thread(
+            target=server.serve_forever, args=(0.1,), name="horovod-rendezvous", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -56,7 +58,9 @@ class RendezvousHandle:
 
     def slot_env(self, host: str, local_rank: int) -> dict[str, str]:
         """Return the environment of one rank; see the function of the same name."""
-        return slot_env(self.slots, host, local_rank, self.endpoint, interface=self._interface, timeout_s=self._timeout_s)
+        return slot_env(
+            self.slots, host, local_rank, self.endpoint, interface=self._interface, timeout_s=self._timeout_s
+        )
 
     def stop(self) -> None:
         """Stop serving and free the port. May be repeated; ranks that are connected to each other go on."""
@@ -74,11 +78,12 @@ def start_rendezvous(
     Args:
         slots: `(host, ranks)` for each trainer host, the chief first. Host names are labels and need not resolve.
         address: Name or IP by which every rank reaches this host.
-        interface: Network interface on which ranks talk to each other, such as "eth0" or "lo"; None: the one with the route
-            to `address`, found by each rank.
+        interface: Network interface on which ranks talk to each other, such as "eth0" or "lo"; None: the one with the
+            route to `address`, found by each rank.
         port: Port to listen on; 0 takes a free one.
-        timeout_s: How long a rank waits for another one, both to appear and within one collective operation. A peer that died
-            is noticed at once; this bounds the wait for one that came late, or whose machine vanished without a word.
+        timeout_s: How long a rank waits for another one, both to appear and within one collective operation. A peer
+            that died is noticed at once; this bounds the wait for one that came late, or whose machine vanished without
+            a word.
 
     Returns:
         The handle, listening.
@@ -99,7 +104,9 @@ def start_rendezvous(
         def parse_request(self) -> bool:
             if not super().parse_request():
                 return False
-            if self.path.count("/") == 2 and (self.command != "PUT" or self.headers.get("Content-Length", "").isdigit()):
+            if self.path.count("/") == 2 and (
+                self.command != "PUT" or self.headers.get("Content-Length", "").isdigit()
+            ):
                 return True
             self.send_error(400)
             return False
@@ -199,9 +206,9 @@ def init_rank(env: Mapping[str, str]) -> tuple[int, int, int]:
     except Exception as error:
         where = f"{env.get('HOROVOD_GLOO_RENDEZVOUS_ADDR')}:{env.get('HOROVOD_GLOO_RENDEZVOUS_PORT')}"
         raise PeerNeverCame(
-            f"rank {env.get('HOROVOD_RANK')} of {env.get('HOROVOD_SIZE')} could not join the others through the rendezvous "
-            f"{where} on interface {os.environ['HOROVOD_GLOO_IFACE']}: {error}. Look at the logs of the other ranks, and check "
-            "that trainer hosts reach each other on all ports."
+            f"rank {env.get('HOROVOD_RANK')} of {env.get('HOROVOD_SIZE')} could not join the others through the "
+            f"rendezvous {where} on interface {os.environ['HOROVOD_GLOO_IFACE']}: {error}. Look at the logs of the "
+            "other ranks, and check that trainer hosts reach each other on all ports."
         ) from error
     return int(hvd.rank()), int(hvd.size()), int(hvd.local_rank())
 
@@ -251,7 +258,8 @@ def distributed_tape(tape: Any, variables: Sequence[Any]) -> Any:
 
     Args:
         tape: A tf.GradientTape.
-        variables: The `tf.Variable`s that gradients will be taken of. If they have one type, their gradients travel as one
+        variables: The `tf.Variable`s that gradients will be taken of. If they have one type, their gradients travel as
+            one
             group: that is one conditional in the graph instead of one a variable, and saves seconds of tracing.
     """
     one_type = len({variable.dtype for variable in variables}) == 1

@@ -1,14 +1,15 @@
 """The built-in training loop: Keras 2 and Keras 3 models on any number of ranks.
 
-`fit` is meant to be read from top to bottom, and to be copied into a job that needs something else. Keras's own `fit` and
-Horovod's Keras optimizer are not used: the latter fails with Keras 3, while gradients taken with respect to the `tf.Variable`
-behind each Keras variable work with both.
+`fit` is meant to be read from top to bottom, and to be copied into a job that needs something else. Keras's own `fit`
+and Horovod's Keras optimizer are not used: the latter fails with Keras 3, while gradients taken with respect to the
+`tf.Variable` behind each Keras variable work with both.
 """
 
 from __future__ import annotations
 
 import importlib
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,14 +24,25 @@ class Context(Protocol):
     """What the loop needs of a job's TrainContext."""
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This rank."""
+
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks."""
+
     @property
-    def model_dir(self) -> Path | None: ...
-    def epochs(self) -> Sequence[int]: ...
-    def batches(self, epoch: int, *, with_mask: bool = False) -> Iterable[Any]: ...
-    def log(self, **values: Any) -> None: ...
+    def model_dir(self) -> Path | None:
+        """Where rank 0 saves the model."""
+
+    def epochs(self) -> Sequence[int]:
+        """Return the epochs to train."""
+
+    def batches(self, epoch: int, *, with_mask: bool = False) -> Iterable[Any]:
+        """Yield `(batch, mask)`; mask: bool (rows,), False where a row only fills up."""
+
+    def log(self, **values: Any) -> None:
+        """Keep numbers of the job."""
 
 
 def fit(
@@ -46,71 +58,50 @@ def fit(
 ) -> dict[str, list[float]]:
     """Train a Keras model on the job's input, on all ranks together.
 
-    Each batch of the input is `(x, y)` or `(x, y, sample_weight)`, each part an array or any nesting of arrays with `rows` as the
-    first dimension. Rows that only fill up a batch (`--remainder pad`) weigh nothing.
+    Each batch of the input is `(x, y)` or `(x, y, sample_weight)`, each part an array or any nesting of arrays with
+    `rows` as the first dimension. Rows that only fill up a batch (`--remainder pad`) weigh nothing.
 
     Args:
         ctx: The job's TrainContext.
-        model: Keras 2 or Keras 3 model, called with `x`; need not be compiled or built. Equal on all ranks after the first step.
-        loss: Name, Keras loss, or `f(y, prediction)` that returns one value a row. Mean over the rows of all ranks' batches.
-        optimizer: Name or Keras optimizer. Its learning rate is used as it is: scale it to `ctx.size` yourself if you want to.
+        model: Keras 2 or Keras 3 model, called with `x`; need not be compiled or built. Equal on all ranks after the
+            first step.
+        loss: Name, Keras loss, or `f(y, prediction)` that returns one value a row. Mean over the rows of all ranks'
+            batches.
+        optimizer: Name or Keras optimizer. Its learning rate is used as it is: scale it to `ctx.size` yourself if you
+            want to.
         metrics: Names, Keras metrics or functions, updated with `(y, prediction)` while training.
         validation: Evaluated at the end of each epoch; see `evaluate`. None: no evaluation.
         save: Whether rank 0 saves the model to `ctx.model_dir` at the end; see `save_model`.
         jit_compile: Whether the train step is compiled by XLA.
 
     Returns:
-        For "loss", every metric, and "val_" + each of these with `validation`: one value an epoch, the mean over all rows of
-        all ranks.
+        For "loss", every metric, and "val_" + each of these with `validation`: one value an epoch, the mean over all
+        rows of all ranks.
 
     Raises:
         InputError: A batch is not `(x, y)` or `(x, y, sample_weight)`.
     """
     keras = _keras_of(model)
     optimizer = keras.optimizers.get(optimizer)
-    row_loss = _row_loss(keras, loss)
     trackers = [keras.metrics.Mean(name="loss"), *(_metric(keras, metric, loss) for metric in metrics)]
     peers = _peers(ctx)
-
-    @tf.autograph.experimental.do_not_convert  # nothing in it depends on tensors' values; saves seconds of tracing
-    def update(tape: Any, total: tf.Tensor) -> None:
-        variables = [_tf_variable(variable) for variable in model.trainable_variables]
-        if peers is not None:
-            tape = peers.distributed_tape(tape, variables)  # averages over the ranks
-        gradients = _unscale(optimizer, tape.gradient(total, variables))
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
-
-    @tf.function(reduce_retracing=True, jit_compile=jit_compile)  # type: ignore[untyped-decorator, unused-ignore]
-    def train_step(x: Any, y: Any, weight: tf.Tensor) -> None:
-        with tf.GradientTape() as tape:
-            prediction = model(x, training=True)
-            losses = row_loss(y, prediction)  # (rows,)
-            # Divided by all rows of the batch, padding included: a row weighs the same in a padded step as in a full one.
-            total = tf.reduce_sum(losses * tf.cast(weight, losses.dtype)) / tf.cast(tf.size(weight), losses.dtype)
-            for extra in model.losses:  # regularisers
-                total += tf.cast(extra, total.dtype)
-            scaled = _scale_loss(optimizer, total)
-        update(tape, scaled)
-        trackers[0].update_state(losses, sample_weight=weight)
-        for tracker in trackers[1:]:
-            tracker.update_state(y, prediction, sample_weight=weight)
-
+    train_step = _train_step(model, _row_loss(keras, loss), optimizer, trackers, peers, jit_compile=jit_compile)
     history: dict[str, list[float]] = {}
-    first_step = True
+    ready = False
     for epoch in ctx.epochs():
         began, rows = time.perf_counter(), 0.0
         for tracker in trackers:
             tracker.reset_state()
         for batch, mask in ctx.batches(epoch, with_mask=True):
             x, y, weight = _parts(batch, mask)
-            if first_step:
-                first_step = False
+            if not ready:
                 _build(model, optimizer, x)
                 if peers is not None:
                     peers.broadcast_variables(_state(model, optimizer))
+                ready = True
             train_step(x, y, weight)
             rows += float(mask.sum())
-        values = _mean_over_ranks(peers, {tracker.name: tracker.result() for tracker in trackers}, rows, "train")
+        values = _mean_over_ranks(peers, trackers, rows, "train")
         if validation is not None:
             scores = evaluate(ctx, model=model, data=validation, loss=loss, metrics=metrics)
             values |= {f"val_{name}": value for name, value in scores.items()}
@@ -125,6 +116,44 @@ def fit(
     return history
 
 
+def _train_step(
+    model: Any,
+    row_loss: Callable[[Any, Any], tf.Tensor],
+    optimizer: Any,
+    trackers: Sequence[Any],
+    peers: Any,
+    *,
+    jit_compile: bool,
+) -> Callable[[Any, Any, Any], None]:
+    """Return the graph of one step: forward, backward, average over the ranks, apply, update the metrics."""
+
+    def update(tape: Any, total: tf.Tensor) -> None:
+        variables = [_tf_variable(variable) for variable in model.trainable_variables]
+        if peers is not None:
+            tape = peers.distributed_tape(tape, variables)
+        gradients = _unscale(optimizer, tape.gradient(total, variables))
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    # Nothing in it depends on the values of tensors, and converting Horovod and the optimizer costs seconds of tracing.
+    update = tf.autograph.experimental.do_not_convert(update)
+
+    def step(x: Any, y: Any, weight: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            prediction = model(x, training=True)
+            losses = row_loss(y, prediction)  # (rows,)
+            # Divided by all rows, padding included: a row weighs the same in a padded step as in a full one.
+            total = tf.reduce_sum(losses * tf.cast(weight, losses.dtype)) / tf.cast(tf.size(weight), losses.dtype)
+            for extra in model.losses:  # regularisers
+                total += tf.cast(extra, total.dtype)
+            scaled = _scale_loss(optimizer, total)
+        update(tape, scaled)
+        trackers[0].update_state(losses, sample_weight=weight)
+        for tracker in trackers[1:]:
+            tracker.update_state(y, prediction, sample_weight=weight)
+
+    return tf.function(step, reduce_retracing=True, jit_compile=jit_compile)  # type: ignore[no-any-return]
+
+
 def evaluate(
     ctx: Context, *, model: Any, data: Any, loss: Any = None, metrics: Sequence[Any] = (), batch_size: int = 256
 ) -> dict[str, float]:
@@ -133,8 +162,8 @@ def evaluate(
     Args:
         ctx: The job's TrainContext.
         model: Keras model.
-        data: The same on all ranks: a tuple of arrays `(x, y)` or `(x, y, sample_weight)`; or an iterable of such batches; or a
-            function that returns one of these, called at each evaluation.
+        data: The same on all ranks: a tuple of arrays `(x, y)` or `(x, y, sample_weight)`; or an iterable of such
+            batches; or a function that returns one of these, called at each evaluation.
         loss: As for `fit`; None leaves it out.
         metrics: As for `fit`.
         batch_size: Rows a batch, where `data` is a tuple of arrays.
@@ -164,11 +193,11 @@ def evaluate(
             else:
                 tracker.update_state(y, prediction, sample_weight=weight)
         rows += weight.shape[0]
-    return _mean_over_ranks(_peers(ctx), {tracker.name: tracker.result() for tracker in trackers}, rows, "evaluate")
+    return _mean_over_ranks(_peers(ctx), trackers, rows, "evaluate")
 
 
 def save_model(model: Any, model_dir: Path) -> None:
-    """Save a model for later use and for serving: `model.keras`, and a SavedModel in `1/` as TensorFlow Serving wants it.
+    """Save a model: `model.keras`, and a SavedModel in `1/` as TensorFlow Serving wants it.
 
     A model that cannot be exported for serving (an unusual signature) is still saved; the reason is printed.
     """
@@ -178,22 +207,24 @@ def save_model(model: Any, model_dir: Path) -> None:
         quiet = {"verbose": False} if _major(_keras_of(model)) >= 3 else {}
         model.export(str(model_dir / "1"), **quiet)
     except Exception as error:  # whatever it is, the model itself is safe
-        print(f"hetero: {model_dir / 'model.keras'} is saved, but the model cannot be exported for serving: {error}", flush=True)
+        print(
+            f"hetero: {model_dir / 'model.keras'} is saved, but the model cannot be exported for serving: {error}",
+            flush=True,
+        )
 
 
 def _parts(data: Any, mask: Any) -> tuple[Any, Any, np.ndarray[Any, Any]]:
     """Return x, y and float32 weights (rows,) of a batch; masked rows weigh 0."""
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
-        found = f"{type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list, dict)) else type(data).__name__
+        found = (
+            f"{type(data).__name__} of {len(data)}" if isinstance(data, (tuple, list, dict)) else type(data).__name__
+        )
         raise InputError(
-            f"fit got a batch that is a {found}; it needs (x, y) or (x, y, sample_weight). Return such tuples from the job's "
-            "inputs, or write the loop yourself over ctx.batches(epoch)."
+            f"fit got a batch that is a {found}; it needs (x, y) or (x, y, sample_weight). Return such tuples from the "
+            "job's inputs, or write the loop yourself over ctx.batches(epoch)."
         )
     y = tf.nest.flatten(data[1])[0]
-    if len(data) == 3:
-        weight = np.asarray(data[2], np.float32).reshape(-1)
-    else:
-        weight = np.ones(len(y), np.float32)
+    weight = np.asarray(data[2], np.float32).reshape(-1) if len(data) == 3 else np.ones(len(y), np.float32)
     return data[0], data[1], weight if mask is None else weight * np.asarray(mask, np.float32)
 
 
@@ -205,7 +236,8 @@ def _batches_of(data: Any, batch_size: int) -> Iterator[Any]:
         yield from data.as_numpy_iterator() if isinstance(data, tf.data.Dataset) else data
         return
     for start in range(0, len(tf.nest.flatten(data)[0]), batch_size):
-        yield tf.nest.map_structure(lambda part: part[start : start + batch_size], data)
+        rows = slice(start, start + batch_size)
+        yield tf.nest.map_structure(lambda part, rows=rows: part[rows], data)
 
 
 def _row_loss(keras: Any, loss: Any) -> Callable[[Any, Any], tf.Tensor]:
@@ -214,12 +246,21 @@ def _row_loss(keras: Any, loss: Any) -> Callable[[Any, Any], tf.Tensor]:
     per_row = found.call if isinstance(found, keras.losses.Loss) else found
 
     def losses(y: Any, prediction: Any) -> tf.Tensor:
+        if _is_column(y, prediction):
+            y = tf.expand_dims(y, -1)
         values = tf.convert_to_tensor(per_row(y, prediction))
         if values.shape.rank == 0:
             raise InputError(f"the loss {loss!r} returns one number for the whole batch; fit needs one value a row")
         return tf.reduce_mean(values, axis=list(range(1, values.shape.rank)))  # over what is not the batch
 
     return losses
+
+
+def _is_column(y: Any, prediction: Any) -> bool:
+    """Say whether y is (rows,) but the prediction (rows, 1), which would broadcast to (rows, rows)."""
+    if not isinstance(y, tf.Tensor) or not isinstance(prediction, tf.Tensor) or y.shape.rank is None:
+        return False
+    return bool(prediction.shape.rank == y.shape.rank + 1 and prediction.shape[-1] == 1)
 
 
 def _metric(keras: Any, metric: Any, loss: Any) -> Any:
@@ -230,7 +271,11 @@ def _metric(keras: Any, metric: Any, loss: Any) -> Any:
     if metric in ("accuracy", "acc"):
         kind = loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "")
         metric = next(
-            (f"{prefix}_accuracy" for prefix in ("sparse_categorical", "categorical", "binary") if str(kind).startswith(prefix)),
+            (
+                f"{prefix}_accuracy"
+                for prefix in ("sparse_categorical", "categorical", "binary")
+                if str(kind).startswith(prefix)
+            ),
             "accuracy",
         )
     found = keras.metrics.get(metric)
@@ -239,18 +284,16 @@ def _metric(keras: Any, metric: Any, loss: Any) -> Any:
     return keras.metrics.MeanMetricWrapper(found, name=name)
 
 
-def _mean_over_ranks(peers: Any, values: dict[str, Any], rows: float, name: str) -> dict[str, float]:
-    """Return the mean of each value over the ranks, weighted by their rows."""
-    own = np.array([float(np.mean(value)) for value in values.values()], np.float64)
-    if peers is None:
-        if rows == 0:
-            raise InputError("fit or evaluate got no batch at all in an epoch")
-        return dict(zip(values, own.tolist()))
-    sums = np.append(np.where(rows > 0, own * rows, 0.0), rows)  # a rank without rows has no metrics either
-    *sums, total = peers.allreduce_sum(sums, name)
-    if total == 0:
-        raise InputError("fit or evaluate got no batch at all in an epoch, on any rank")
-    return {key: float(value / total) for key, value in zip(values, sums)}
+def _mean_over_ranks(peers: Any, trackers: Sequence[Any], rows: float, name: str) -> dict[str, float]:
+    """Return the mean of each metric over the ranks, weighted by their rows."""
+    names = [str(tracker.name) for tracker in trackers]
+    own = np.array([float(np.mean(tracker.result())) for tracker in trackers], np.float64)
+    sums = np.append(own * rows if rows > 0 else np.zeros_like(own), rows)  # a rank without rows has no say
+    if peers is not None:
+        sums = peers.allreduce_sum(sums, name)
+    if sums[-1] == 0:
+        raise InputError("fit or evaluate got no batch at all in an epoch, on any rank; check the input's files")
+    return dict(zip(names, (sums[:-1] / sums[-1]).tolist(), strict=True))
 
 
 def _predict_function(model: Any) -> Callable[[Any], Any]:
@@ -265,7 +308,9 @@ def _predict_function(model: Any) -> Callable[[Any], Any]:
 def _build(model: Any, optimizer: Any, x: Any) -> None:
     """Make all variables exist before the first step: they can be broadcast then, and the step is traced only once."""
     if not model.built or not model.weights:
-        model(x, training=False)
+        with warnings.catch_warnings():  # Keras 3 tries without AutoGraph first, and says so
+            warnings.simplefilter("ignore")
+            model(x, training=False)
     if hasattr(optimizer, "build"):  # Keras 2's legacy optimizers have none: theirs start at zero in the first step
         optimizer.build(model.trainable_variables)
 
@@ -278,7 +323,7 @@ def _state(model: Any, optimizer: Any) -> list[tf.Variable]:
 
 def _tf_variable(variable: Any) -> tf.Variable:
     """Return the `tf.Variable` behind a Keras 3 variable; Keras 2 variables are one."""
-    return variable if isinstance(variable, tf.Variable) else variable._value
+    return variable if isinstance(variable, tf.Variable) else variable._value  # noqa: SLF001  `value` may be a cast copy
 
 
 def _scale_loss(optimizer: Any, loss: tf.Tensor) -> tf.Tensor:

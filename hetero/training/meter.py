@@ -8,9 +8,9 @@ The clock of a rank:
               '---- step 0 --------''---- step 1 --------'
 
 A step lasts from one batch handed over to the next; its wait is the part between the request for the next batch and its
-arrival. The last step of an epoch waits for its stream to end and for the first batch of the next epoch; what the job does
-between two epochs (evaluation, checkpoints) belongs to no step. The first step of a run, in which graphs are traced, is
-written to the file but left out of every statistic.
+arrival. The last step of an epoch waits for its stream to end and for the first batch of the next epoch; what the job
+does between two epochs (evaluation, checkpoints) belongs to no step. The first step of a run, in which graphs are
+traced, is written to the file but left out of every statistic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class MeasuredBatch(Protocol):
     """What the meter needs of a batch: `mask`, bool (rows,), False where a row only fills up."""
 
     @property
-    def mask(self) -> Any: ...
+    def mask(self) -> Any:
+        """Which rows are real."""
 
 
 BatchT = TypeVar("BatchT", bound=MeasuredBatch)
@@ -103,7 +104,8 @@ class StepMeter:
         metrics: File for one JSON line a step; None on every rank but the first.
         epochs: Epochs of the run where known, for the progress shown.
         size: Number of ranks: progress lines show the rows of all of them, which take equal steps.
-        progress: "plain" (lines that metric definitions can match), "events" (for a program), "off" (every rank but the first).
+        progress: "plain" (lines that metric definitions can match), "events" (for a program), "off" (every rank but the
+            first).
         started_at: When the launcher started, seconds since 1970; None leaves `first_step_s` out.
         interval_s: Least time between two plain progress lines in mid-epoch; events come up to ten times as often.
         emit: Where progress lines go.
@@ -157,21 +159,14 @@ class StepMeter:
         taken = 0
         while True:
             asked = self._clock()
-            step = self._pending
-            if step is not None and taken:
-                step.compute_s = asked - step.began_s
-                if self._first_step_s is None and self._started_at is not None:
-                    self._first_step_s = self._wall() - self._started_at
-            try:
-                batch = next(source)
-            except StopIteration:
-                if step is not None and taken:
-                    step.wait_s += self._clock() - asked
-                break
+            if taken:
+                self._end_compute(asked)
+            batch = next(source, None)
             now = self._clock()
-            if step is not None:
-                step.wait_s += now - asked
-                self._finish_step(step)
+            if self._pending is not None and (batch is not None or taken):
+                self._pending.wait_s += now - asked
+            if batch is None:
+                break
             self._begin_step(epoch, batch, now)
             taken += 1
             if now - self._shown_at >= self._interval_s:
@@ -179,8 +174,7 @@ class StepMeter:
             try:
                 yield batch
             except GeneratorExit:  # the job leaves the epoch early
-                if self._pending is not None:
-                    self._pending.compute_s = self._clock() - self._pending.began_s
+                self._end_compute(self._clock())
                 raise
         if taken:
             self._steps_per_epoch = taken
@@ -224,7 +218,15 @@ class StepMeter:
             train_s=ended - self._first_batch_at if self._first_batch_at is not None else None,
         )
 
+    def _end_compute(self, now: float) -> None:
+        if self._pending is not None:
+            self._pending.compute_s = now - self._pending.began_s
+        if self._first_step_s is None and self._started_at is not None:
+            self._first_step_s = self._wall() - self._started_at
+
     def _begin_step(self, epoch: int, batch: MeasuredBatch, now: float) -> None:
+        if self._pending is not None:
+            self._finish_step(self._pending)
         rows = int(batch.mask.sum())
         if self._first_batch_at is None:
             self._first_batch_at = now
@@ -242,8 +244,8 @@ class StepMeter:
                 self._window.add(step)
         if self._file is not None:
             step_ms, wait_ms = 1000 * (step.compute_s + step.wait_s), 1000 * step.wait_s
-            line = {"step": step.number, "epoch": step.epoch, "step_ms": round(step_ms, 3), "wait_ms": round(wait_ms, 3)}
-            self._file.write(line | {"rows": step.rows} | self._logged)
+            line = {"step": step.number, "epoch": step.epoch, "rows": step.rows}
+            self._file.write(line | {"step_ms": round(step_ms, 3), "wait_ms": round(wait_ms, 3)} | self._logged)
         self._logged = {}
 
     def _show(self, epoch: int, taken: int, *, with_pending: bool = False) -> None:
@@ -315,7 +317,8 @@ class _MetricsFile:
     def _give_up(self, error: OSError) -> None:
         """Training goes on without the file: a full disk is no reason to lose the model."""
         file, self._file = self._file, None
-        _print_line(f"hetero: cannot write {file.name if file else 'the metrics'}: {error}; no more steps are written there")
+        name = file.name if file is not None else "the metrics"
+        _print_line(f"hetero: cannot write {name}: {error}; no more steps are written there")
         try:
             if file is not None:
                 file.close()

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import types
-from collections import namedtuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +18,11 @@ from hypothesis.extra import numpy as hnp
 from hetero import batch as batches
 from hetero.errors import InputError
 
-Pair = namedtuple("Pair", ["left", "right"])
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
 
 DTYPES = st.one_of(
     hnp.boolean_dtypes(),
@@ -31,7 +35,9 @@ DTYPES = st.one_of(
     hnp.byte_string_dtypes(max_len=5),
 )
 OBJECTS = hnp.arrays(
-    object, hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3), elements=st.one_of(st.text(), st.binary(), st.none())
+    object,
+    hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=3),
+    elements=st.one_of(st.text(), st.binary(), st.none()),
 )
 ARRAYS = st.one_of(hnp.arrays(DTYPES, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)), OBJECTS)
 STRUCTURES = st.recursive(
@@ -163,7 +169,12 @@ def test_things_that_are_no_arrays_are_named():
 
 
 def test_sparse_tensors_are_refused_with_advice():
-    sparse = namedtuple("SparseTensorValue", ["indices", "values", "dense_shape"])(np.zeros((1, 2)), np.zeros(1), np.ones(2))
+    class SparseTensorValue(NamedTuple):
+        indices: object
+        values: object
+        dense_shape: object
+
+    sparse = SparseTensorValue(np.zeros((1, 2)), np.zeros(1), np.ones(2))
 
     with pytest.raises(InputError, match=r"batch\['a'\] is a SparseTensorValue.*to_dense"):
         batches.flatten({"a": sparse})

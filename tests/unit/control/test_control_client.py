@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from conftest import DEADLINE_S, free_port, wait_until
+from control_running import DEADLINE_S, free_port, wait_until
 
 from hetero.control.client import ControlClient
 from hetero.control.state import HostReport, Outcome, Phase

@@ -51,7 +51,7 @@ def test_causes_are_json_objects_or_absent():
     assert cause_from_json(cause_to_json(None)) is None
     assert cause_from_json(cause_to_json({"message": "boom"})) == {"message": "boom"}
     for text in ("[1]", "3", "{"):
-        with pytest.raises(ValueError, match="JSON|Expecting"):
+        with pytest.raises(ValueError, match=r"JSON|Expecting"):
             cause_from_json(text)
 
 

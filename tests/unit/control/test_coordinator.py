@@ -6,7 +6,7 @@ import signal
 
 import grpc
 import pytest
-from conftest import DEADLINE_S, free_port
+from control_running import DEADLINE_S, free_port
 
 from hetero._proto import control_pb2 as pb
 from hetero._proto import control_pb2_grpc

@@ -12,7 +12,10 @@ from hetero.errors import InputError
 
 
 def raw(start, count):
-    return {"id": np.arange(start, start + count), "text": np.array([str(i) for i in range(start, start + count)], dtype=object)}
+    return {
+        "id": np.arange(start, start + count),
+        "text": np.array([str(i) for i in range(start, start + count)], dtype=object),
+    }
 
 
 @settings(max_examples=150, deadline=None)

@@ -57,7 +57,7 @@ def test_every_row_is_taken_once_but_for_less_than_a_step(epoch):
 @settings(max_examples=200, deadline=None)
 @given(epochs())
 def test_every_batch_but_those_of_the_last_padded_step_is_full(epoch):
-    size, batch_size, counts, leftovers, pad = epoch
+    size, batch_size, _, _, pad = epoch
     schedule, steps = at_once(epoch)
     for step in steps:
         rows = [len(taken(step, rank, batch_size)) for rank in range(size)]
@@ -92,7 +92,7 @@ def test_the_order_in_which_reports_arrive_changes_nothing(epoch, random):
 @settings(max_examples=100, deadline=None)
 @given(epochs())
 def test_a_rank_keeps_its_own_batch_where_a_step_has_one(epoch):
-    size, batch_size, *_ = epoch
+    size, *_ = epoch
     _, steps = at_once(epoch)
     for step in steps:
         if step.shares and not step.tail:

@@ -136,10 +136,11 @@ def test_group_that_was_reported_ended_is_not_killed(lines: Lines) -> None:
 
 def test_sweep_hits_only_what_carries_the_token() -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    marks = {"ours": mark_of("t1", None), "nested": mark_of("t9", "t1"), "other": "t2", "longer": "t11"}
+    token = os.urandom(8).hex()
+    marks = {"ours": mark_of(token, None), "nested": mark_of("in", token), "other": "t2", "longer": f"{token}1"}
     children = {name: subprocess.Popen(sleep, env={**os.environ, MARK: mark}) for name, mark in marks.items()}
     wait_until(lambda: all(f"{MARK}=" in _environ(child.pid) for child in children.values()), "all have begun")
-    killed = sweep("t1")
+    killed = sweep(token)
     assert sorted(killed) == sorted([children["ours"].pid, children["nested"].pid])
     assert children["other"].poll() is None
     assert children["longer"].poll() is None

@@ -122,8 +122,9 @@ def test_failed_child_is_restarted_with_growing_waits_until_attempts_are_used_up
     assert kinds == [ChildEnded, ChildRestarted, ChildEnded, ChildRestarted, ChildEnded]
     assert [e.attempts_left for e in events if isinstance(e, ChildEnded)] == [1, 0, 0]
     assert [e.attempt for e in events if isinstance(e, ChildRestarted)] == [1, 2]
-    assert times[1] - times[0] == pytest.approx(0.1, abs=0.08)
-    assert times[3] - times[2] == pytest.approx(0.2, abs=0.08)
+    assert [e.restart_in_s for e in events if isinstance(e, ChildEnded)] == [0.1, 0.2, None]
+    assert times[1] - times[0] >= 0.09
+    assert times[3] - times[2] >= 0.19
     assert [c.restarts for c in supervisor.children()] == [2]
     assert supervisor.root_cause is not None
     assert supervisor.root_cause.exit_code == 9
@@ -364,7 +365,7 @@ def test_leaving_the_block_ends_all_even_sessions_of_their_own(python: MakeSpec,
 def test_import_is_light() -> None:
     code = (
         "import subprocess, json, dataclasses, pathlib, threading, queue, enum, time, sys, importlib, ast\n"
-        "from hetero import spec\nt = time.perf_counter(); import hetero.process; t = time.perf_counter() - t\n"
+        "from hetero import spec\nt = time.process_time(); import hetero.process; t = time.process_time() - t\n"
         "heavy = {'grpc', 'numpy', 'tensorflow', 'horovod', 'rich', 'psutil'} & set(sys.modules)\nprint(t, heavy)"
     )
     best_s = 1.0

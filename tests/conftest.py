@@ -1,0 +1,63 @@
+"""What holds for every test: a clean environment, and no process left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+PREFIXES = ("HETERO_", "SM_", "HOROVOD_", "OMPI_", "SAGEMAKER_")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what the machine happens to have set."""
+    for name in list(os.environ):
+        if name.startswith(PREFIXES):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+MARK = f"pytest-{os.getpid()}-{time.monotonic_ns()}"
+
+
+def marked_processes() -> list[psutil.Process]:
+    """Return every living process that a test started, whoever its parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.pid != os.getpid() and process.environ().get("TEST_MARK") == MARK:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def no_process_left_behind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fail a test after which a process of its own still runs."""
+    monkeypatch.setenv("TEST_MARK", MARK)
+    yield
+    deadline = time.monotonic() + 5
+    while (left := marked_processes()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    said = []
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            said.append(f"{process.pid}: {' '.join(process.cmdline())[:200]}")
+            process.kill()
+    assert not said, f"processes left behind: {said}"
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """Return the folder of shared data sets; skip where there is none."""
+    path = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"{path} is absent: this test needs the shared data sets")
+    return path
