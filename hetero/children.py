@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from hetero.errors import DataServiceLost, HeteroError, PeerFailed
+from hetero.errors import DataServiceLost, HeteroError
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, worker_key
 from hetero.process.child import die_with_parent
 from hetero.process.failure import record_exception
@@ -52,9 +53,7 @@ def _exit_code(error: SystemExit) -> int:
 
 
 def _follows_from_a_peer(error: BaseException) -> bool:
-    from hetero.data.exchange import ExchangeLost, PeerInputFailed
-
-    if isinstance(error, (PeerFailed, ExchangeLost, PeerInputFailed)):
+    if isinstance(error, HeteroError) and error.secondary:
         return True
     if "horovod" not in sys.modules:
         return False
@@ -132,7 +131,7 @@ def run_worker(config: HostConfig, _index: str) -> None:
         lambda state: "dispatcher" in state.endpoints, config.settings.start_timeout_s, "The dispatcher"
     )
     if state.ended:
-        return
+        signal.pause()  # the launcher hears of the end too, and stops this process
     published: dict[str, str] = {}
     port: list[int] = []
 

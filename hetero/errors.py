@@ -24,9 +24,15 @@ from collections.abc import Sequence
 
 
 class HeteroError(Exception):
-    """Base of all errors raised by hetero; `exit_code` is what a launcher ends with."""
+    """Base of all errors raised by hetero.
+
+    Attributes:
+        exit_code: What a launcher ends with.
+        secondary: Whether the error only follows from one elsewhere, which is the cause to report.
+    """
 
     exit_code: int = 1
+    secondary: bool = False
 
 
 class SettingsError(HeteroError):
@@ -84,6 +90,8 @@ class ChildFailed(HeteroError):
 
 class PeerFailed(HeteroError):
     """Another rank or host ended the job; this error only follows from that one."""
+
+    secondary = True
 
 
 class CoordinatorUnreachable(HeteroError):

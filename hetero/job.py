@@ -1,7 +1,7 @@
 """The user's side: Job, and the two contexts that its functions are called with.
 
-A job file is run by every rank. It is never run by a launcher: that one needs only what `Job(...)` declares, and reads it
-from the source text (`read_declaration`), so the arguments of `Job(...)` are literals.
+A job file is run by every rank. It is never run by a launcher: that one needs only what `Job(...)` declares, and reads
+it from the source text (`read_declaration`), so the arguments of `Job(...)` are literals.
 """
 
 from __future__ import annotations
@@ -331,11 +331,14 @@ def read_declaration(reference: str) -> Declaration:
     except (SyntaxError, ValueError, OSError) as error:
         raise JobFileError(f"--job {reference!r}: cannot read {path}: {error}") from None
     for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign):
+            targets = [node.target]
+        else:
+            continue
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return _declaration_of(node.value, name, path)  # type: ignore[union-attr]
+            return _declaration_of(node.value, name, path)
     raise JobFileError(f"--job {reference!r}: {path} has no top-level `{name} = hetero.Job(...)`.")
 
 
@@ -346,19 +349,22 @@ def _declaration_of(value: ast.expr | None, name: str, path: Path) -> Declaratio
         raise JobFileError(f"{path}: `{name}` is not made by hetero.Job(...).")
     try:
         arguments = [ast.literal_eval(argument) for argument in value.args]
-        keywords = {keyword.arg: ast.literal_eval(keyword.value) for keyword in value.keywords if keyword.arg}
-        if any(keyword.arg is None for keyword in value.keywords):
-            raise ValueError("**keywords")
+        keywords = {_name_of(keyword): ast.literal_eval(keyword.value) for keyword in value.keywords}
     except ValueError:
         line = f"{path}:{value.lineno}"
-        raise JobFileError(
-            f"{line}: the arguments of Job(...) must be literals: launchers read them as text."
-        ) from None
+        problem = f"{line}: the arguments of Job(...) must be literals: launchers read them as text."
+        raise JobFileError(problem) from None
     title = arguments[0] if arguments else keywords.pop("name", None)
     if not isinstance(title, str) or not title.strip() or len(arguments) > 1:
         raise JobFileError(f"{path}:{value.lineno}: Job(...) takes the job's name and then keywords only.")
     engine = keywords.pop("engine", None)
     return Declaration(title, engine, keywords)
+
+
+def _name_of(keyword: ast.keyword) -> str:
+    if keyword.arg is None:
+        raise ValueError("**")
+    return keyword.arg
 
 
 def load_job(reference: str) -> Job:

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from hetero import clusters
 from hetero.clusters import local
+from hetero.data_host import DataHostLife
 from hetero.errors import HeteroError, SettingsError
 from hetero.host import HostConfig
 from hetero.job import read_declaration
-from hetero.life import life_of
 from hetero.plan import Hardware, HostPlan, plan_host
 from hetero.process.console import Console
 from hetero.process.failure import Failure, sagemaker_text
@@ -28,6 +28,7 @@ from hetero.process.supervisor import Supervisor
 from hetero.rundir import default_run_dir
 from hetero.settings import find_job, resolve, resolve_engine
 from hetero.topology import Role, Topology
+from hetero.trainer_host import TrainerHostLife
 
 
 @dataclass(frozen=True)
@@ -87,12 +88,11 @@ def _count_gpus(environ: Mapping[str, str]) -> int:
 def _refuse_mpirun(environ: Mapping[str, str]) -> None:
     size = environ.get("OMPI_COMM_WORLD_SIZE", "1")
     if size.isdigit() and int(size) > 1:
-        raise SettingsError(
-            [
-                f"mpirun started this launcher as one of {size} ranks (OMPI_COMM_WORLD_SIZE), but launcher.py starts the "
-                f"ranks itself: take `mpi` out of the job's `distribution`"
-            ]
+        problem = (
+            f"mpirun started this launcher as one of {size} ranks (OMPI_COMM_WORLD_SIZE), but launcher.py starts "
+            f"the ranks itself: take `mpi` out of the job's `distribution`"
         )
+        raise SettingsError([problem])
 
 
 def _child_environment(config: HostConfig, console: Console) -> dict[str, str]:
@@ -130,7 +130,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(warning, flush=True)
     settings = config.settings
     with Console() as console, Supervisor(settings.grace_s, console, host=config.host) as supervisor:
-        life = life_of(config)(config, plan, supervisor, _child_environment(config, console))
+        life_class = DataHostLife if plan.role is Role.DATA else TrainerHostLife
+        life = life_class(config, plan, supervisor, _child_environment(config, console))
         exit_code, cause = life.run()
     path = clusters.failure_file(os.environ)
     if path is not None and exit_code and cause is not None:

@@ -1,40 +1,35 @@
 """One host's part in the job, from the first process started to the last one reaped.
 
-HostLife holds what all hosts share; DataHostLife and TrainerHostLife say what ends their part and how. The loop turns
-events into at most one `Ending`; `_leave` carries it out. Peers are told before children are stopped, so that nobody pays
-for a host that waits out a grace period.
+HostLife holds what all hosts share; `hetero.data_host` and `hetero.trainer_host` say what ends their part and how. The
+loop turns events into at most one `Ending`; `_leave` carries it out. Peers are told before children are stopped, so
+that nobody pays for a host that waits out a grace period.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
-from hetero.errors import DataServiceLost, HeteroError, PeerNeverCame, Stopped, TrainerLost
+from hetero.errors import HeteroError, PeerNeverCame, Stopped
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, open_tasks, worker_key
 from hetero.plan import HostPlan
 from hetero.process.child import ChildSpec
-from hetero.process.failure import Failure, first_failure
-from hetero.process.supervisor import ChildEnded, ChildRestarted, Supervisor
+from hetero.process.failure import Failure
+from hetero.process.group import ChildEnded
+from hetero.process.supervisor import Supervisor
 from hetero.rundir import write_json_atomic
 from hetero.spec import ProcessKind, ProcessSpec
-from hetero.summary import write_summary
-from hetero.topology import Role
-
-if TYPE_CHECKING:
-    from hetero.training.horovod import RendezvousHandle
 
 TELL_TIMEOUT_S = 5.0
-SETTLE_S = 2.0
-"""How long a failure that only follows from another one waits for that other one."""
+"""How long a host that leaves tries to tell its peers."""
+UNHEARD_TIMEOUT_S = 0.2
+"""The same towards a coordinator that has not answered for a whole lease."""
 FAREWELL_S = 1.5
 """How long the coordinator outlives the end so that every peer has heard of it."""
 
@@ -97,6 +92,8 @@ class HostLife:
         self._specs = {spec.name: spec for spec in plan.processes}
         self._control = config.connect()
         self._state: JobState | None = None
+        self._tell_timeout_s = TELL_TIMEOUT_S
+        self._signals = 0
         self._workers_lost = 0
         self._given_up: set[str] = set()
         self._hosts_coordinator = config.topology.coordinator_host == config.topology.current
@@ -104,7 +101,7 @@ class HostLife:
     def run(self) -> tuple[int, Failure | None]:
         """Live this host's life; return the launcher's exit code and the failure behind it, if there is one."""
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda number, _frame: self._supervisor.post(SignalReceived(number)))
+            signal.signal(signum, lambda number, _frame: self._on_signal(number))
         try:
             for spec in self._plan.processes:
                 self._start(spec)
@@ -113,6 +110,13 @@ class HostLife:
         except HeteroError as error:
             ending = self._end_by(error)
         return self._leave(ending)
+
+    def _on_signal(self, signum: int) -> None:
+        """Ask for the end; asked again, do not wait for anybody. Runs between two bytecodes of the main thread."""
+        self._signals += 1
+        self._supervisor.post(SignalReceived(signum))
+        if self._signals > 1:
+            self._supervisor.hurry()
 
     # What a host of either role adds.
 
@@ -123,12 +127,11 @@ class HostLife:
         raise NotImplementedError
 
     def _on_child_done(self, spec: ProcessSpec) -> Ending | None:
-        """Handle a child that ended well; only ranks do that."""
-        return None
+        raise NotImplementedError
 
     def _tell(self, ending: Ending) -> Ending:
         """Tell the peers; return the ending with what they knew better."""
-        self._control.leave(ending.reason, report=self._report(), timeout_s=TELL_TIMEOUT_S)
+        self._control.leave(ending.reason, report=self._report(), timeout_s=self._tell_timeout_s)
         return ending
 
     def _coordinator_gone(self, seconds: float) -> HeteroError:
@@ -205,23 +208,26 @@ class HostLife:
                 return self._end_by(self._no_coordinator())
 
     def _handle(self, event: object) -> Ending | None:
+        ending = None
         if isinstance(event, SignalReceived):
             stopped = Stopped(event.signum)
-            return Ending(stopped.exit_code, reason=str(stopped))
-        if isinstance(event, JoinFailed):
-            return self._end_by(self._no_coordinator() if isinstance(event.error, PeerNeverCame) else event.error)
-        if isinstance(event, Unreachable):
-            if self._hosts_coordinator or event.seconds < self._settings.lease_s:
-                return None
-            return self._end_by(self._coordinator_gone(event.seconds))
-        if isinstance(event, JobState):
+            ending = Ending(stopped.exit_code, reason=str(stopped))
+        elif isinstance(event, JoinFailed):
+            ending = self._end_by(self._no_coordinator() if isinstance(event.error, PeerNeverCame) else event.error)
+        elif isinstance(event, Unreachable):
+            ending = self._on_unreachable(event.seconds)
+        elif isinstance(event, JobState):
             self._state = event
-            return self._on_state(event)
-        if isinstance(event, ChildRestarted):
+            ending = self._on_state(event)
+        elif isinstance(event, ChildEnded):
+            ending = self._on_child_ended(event)
+        return ending
+
+    def _on_unreachable(self, seconds: float) -> Ending | None:
+        if self._hosts_coordinator or seconds < self._settings.lease_s:
             return None
-        if isinstance(event, ChildEnded):
-            return self._on_child_ended(event)
-        return None
+        self._tell_timeout_s = UNHEARD_TIMEOUT_S
+        return self._end_by(self._coordinator_gone(seconds))
 
     def _on_child_ended(self, event: ChildEnded) -> Ending | None:
         spec = self._specs[event.name]
@@ -258,10 +264,11 @@ class HostLife:
         return Ending(exit_codes[state.outcome], cause=cause_of(state))
 
     def _no_coordinator(self) -> PeerNeverCame:
+        self._tell_timeout_s = UNHEARD_TIMEOUT_S
         host = self._topology.coordinator_host
         return PeerNeverCame(
-            f"No coordinator answered at {self._config.control_address} within {self._settings.start_timeout_s:g} s: host "
-            f"{host.name} did not come, or --control-port differs between hosts. See that host's log."
+            f"No coordinator answered at {self._config.control_address} within {self._settings.start_timeout_s:g} s: "
+            f"host {host.name} did not come, or --control-port differs between hosts. See that host's log."
         )
 
     def _leave(self, ending: Ending) -> tuple[int, Failure | None]:
@@ -302,151 +309,3 @@ def cause_of(state: JobState) -> Failure | None:
         return None
     values: dict[str, Any] = {"host": "", "process": "coordinator", "time_s": time.time(), **state.cause}
     return Failure.from_dict(values)
-
-
-class DataHostLife(HostLife):
-    """A host that prepares input: there until training is over."""
-
-    _EXIT_CODES: Mapping[Outcome, int] = {
-        Outcome.SUCCEEDED: 0,
-        Outcome.FAILED: 0,  # the trainer's host reports it; a second failure would bury the cause
-        Outcome.STOPPED: 0,
-        Outcome.NEVER_STARTED: PeerNeverCame.exit_code,
-        Outcome.TRAINER_LOST: TrainerLost.exit_code,
-        Outcome.DATA_LOST: DataServiceLost.exit_code,
-    }
-
-    def _on_state(self, state: JobState) -> Ending | None:
-        if not state.ended:
-            return None
-        ending = self._end_by_state(state, self._EXIT_CODES)
-        return ending if ending.exit_code else replace(ending, cause=None)
-
-    def _on_child_failed(self, spec: ProcessSpec, failure: Failure) -> Ending | None:
-        if spec.kind is ProcessKind.DISPATCHER:
-            return self._failed(failure)
-        workers = {name for name, other in self._specs.items() if other.kind is ProcessKind.WORKER}
-        if self._hosts_coordinator or not workers <= self._given_up:
-            return None  # other workers go on; with none left anywhere the coordinator ends the job
-        return self._failed(failure)
-
-    def _coordinator_gone(self, seconds: float) -> HeteroError:
-        return DataServiceLost(
-            f"The coordinator at {self._config.control_address} has not answered for {seconds:.0f} s: the first data host "
-            f"({self._topology.coordinator_host.name}) is gone, and with it the job's input. See that host's log."
-        )
-
-
-class TrainerHostLife(HostLife):
-    """A host that trains: there until its ranks have ended."""
-
-    _EXIT_CODES: Mapping[Outcome, int] = {
-        Outcome.SUCCEEDED: 0,
-        Outcome.FAILED: 1,
-        Outcome.STOPPED: 128 + signal.SIGTERM,
-        Outcome.NEVER_STARTED: PeerNeverCame.exit_code,
-        Outcome.TRAINER_LOST: TrainerLost.exit_code,
-        Outcome.DATA_LOST: DataServiceLost.exit_code,
-    }
-
-    def __init__(
-        self, config: HostConfig, plan: HostPlan, supervisor: Supervisor, environment: Mapping[str, str]
-    ) -> None:
-        super().__init__(config, plan, supervisor, environment)
-        self._is_chief = config.topology.chief == config.topology.current
-        self._rendezvous: RendezvousHandle | None = None
-        self._done: set[str] = set()
-        self._failures: list[Failure] = []
-        self._settled_s: float | None = None
-        self._over: JobState | None = None
-
-    def _loop(self) -> Ending:
-        try:
-            return super()._loop()
-        finally:
-            if self._rendezvous is not None:
-                self._rendezvous.stop()
-
-    def _handle(self, event: object) -> Ending | None:
-        ending = super()._handle(event)
-        if ending is None and self._settled_s is not None and time.monotonic() > self._settled_s:
-            return self._failed_ranks()
-        return ending
-
-    def _on_state(self, state: JobState) -> Ending | None:
-        if state.ended and state.outcome is not Outcome.SUCCEEDED:
-            return self._end_by_state(state, self._EXIT_CODES)
-        if self._is_chief and self._rendezvous is None and all(host.registered for host in state.trainer_hosts):
-            self._start_rendezvous(state)
-        return None
-
-    def _start_rendezvous(self, state: JobState) -> None:
-        from hetero.training.horovod import start_rendezvous
-
-        slots = [(host.name, host.ranks) for host in state.trainer_hosts]
-        self._rendezvous = start_rendezvous(
-            slots,
-            self._topology.current.address,
-            interface=self._topology.interface,
-            timeout_s=self._settings.start_timeout_s,
-        )
-        self._control.publish("slots", json.dumps(slots))
-        self._control.publish("rendezvous", self._rendezvous.endpoint)
-
-    def _on_child_done(self, spec: ProcessSpec) -> Ending | None:
-        if spec.kind is not ProcessKind.RANK:
-            return None
-        self._done.add(spec.name)
-        ranks = {name for name, other in self._specs.items() if other.kind is ProcessKind.RANK}
-        return Ending(0) if ranks <= self._done else None
-
-    def _on_child_failed(self, spec: ProcessSpec, failure: Failure) -> Ending | None:
-        self._failures.append(failure)
-        if failure.secondary:
-            # Another rank failed first; its launcher is about to say so.
-            self._settled_s = self._settled_s or time.monotonic() + SETTLE_S
-            return None
-        return self._failed_ranks()
-
-    def _failed_ranks(self) -> Ending:
-        return self._failed(first_failure(self._failures))
-
-    def _tell(self, ending: Ending) -> Ending:
-        if ending.failure is not None:
-            return self._tell_failure(ending, ending.failure)
-        if ending.exit_code == 0 and self._is_chief:
-            with contextlib.suppress(HeteroError):  # unheard, the lapsing lease tells the data hosts
-                self._state = self._control.end_training(Outcome.SUCCEEDED, timeout_s=TELL_TIMEOUT_S)
-        return super()._tell(ending)
-
-    def _tell_failure(self, ending: Ending, failure: Failure) -> Ending:
-        first = None
-        with contextlib.suppress(HeteroError):
-            self._state = self._control.end_training(
-                Outcome.FAILED,
-                failure.to_dict(),
-                age_s=max(0.0, time.time() - failure.time_s),
-                wait_for_primary_s=SETTLE_S if failure.secondary else 0.0,
-                timeout_s=TELL_TIMEOUT_S,
-            )
-            first = cause_of(self._state)
-        self._control.leave(ending.reason, report=self._report(), timeout_s=TELL_TIMEOUT_S)
-        return replace(ending, cause=first or failure)
-
-    def _coordinator_gone(self, seconds: float) -> HeteroError:
-        where = f"The coordinator at {self._config.control_address} has not answered for {seconds:.0f} s"
-        host = self._topology.coordinator_host
-        if host.role is Role.DATA:
-            return DataServiceLost(f"{where}: the first data host ({host.name}) is gone, and with it the input.")
-        return TrainerLost(f"{where}: the chief ({host.name}) is gone.")
-
-    def _write(self, ending: Ending) -> None:
-        super()._write(ending)
-        if self._is_chief:
-            outcome = "succeeded" if ending.exit_code == 0 else "stopped" if ending.exit_code > 128 else "failed"
-            write_summary(self._config, self._state, outcome, own=self._report())
-
-
-def life_of(config: HostConfig) -> Callable[[HostConfig, HostPlan, Supervisor, Mapping[str, str]], HostLife]:
-    """Return the class of life for this host's role."""
-    return DataHostLife if config.topology.current.role is Role.DATA else TrainerHostLife

@@ -22,7 +22,7 @@ from hetero.rundir import RunDir, write_json_atomic
 from hetero.training.meter import StepMeter
 
 if TYPE_CHECKING:
-    from hetero.data.engine import Source
+    from hetero.data.engine import Opener, Source
 
 
 class DataService:
@@ -210,9 +210,7 @@ class Rank:
             run_seed=settings.seed,
         )
 
-    def _opener(
-        self, job: Job, rank: int, size: int, exchange: Exchange | None, run_id: str
-    ) -> Callable[[int], Source]:
+    def _opener(self, job: Job, rank: int, size: int, exchange: Exchange | None, run_id: str) -> Opener:
         splits = self._splits(job, rank, exchange)
         assert job.inputs_function is not None  # noqa: S101  load_job checked it
         make_inputs = job.inputs_function

@@ -25,8 +25,8 @@ def write_json_atomic(path: Path, value: object) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(value, stream, indent=2, sort_keys=False, default=str)
             stream.write("\n")
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

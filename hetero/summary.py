@@ -1,4 +1,4 @@
-"""summary.json: what a run came to, put together by the chief's launcher from its ranks and the coordinator's last word."""
+"""summary.json: what a run came to, from its ranks and the coordinator's last word; the chief's launcher writes it."""
 
 from __future__ import annotations
 

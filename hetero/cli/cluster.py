@@ -17,7 +17,8 @@ from hetero.clusters.local import LocalCluster
 from hetero.errors import Stopped
 from hetero.process.child import ChildSpec
 from hetero.process.console import Console
-from hetero.process.supervisor import ChildEnded, Supervisor
+from hetero.process.group import ChildEnded
+from hetero.process.supervisor import Supervisor
 from hetero.rundir import RunDir
 
 LAUNCHER_MARGIN_S = 5.0
@@ -125,7 +126,7 @@ def _launcher(cluster: LocalCluster, host: str, run: RunDir, arguments: Sequence
 def _code(event: ChildEnded) -> int:
     if event.exit_code is not None:
         return event.exit_code
-    return -signal.Signals[event.signal].value if event.signal in signal.Signals.__members__ else 1
+    return -signal.Signals[event.signal].value if event.signal else 1
 
 
 def exit_code_of(results: Sequence[HostResult], trainer_hosts: int) -> int:

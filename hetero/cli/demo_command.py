@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,7 +121,7 @@ def _table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     table = Table()
     for column in ("", "homogeneous", "heterogeneous"):
         table.add_column(column, justify="left" if not column else "right")
-    rows = {
+    rows: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "mean step time": lambda run: figure(run["step_ms"]["mean"], "ms", 1),
         "input wait": lambda run: percent(run["input_wait_fraction"]),
         "rows/s": lambda run: figure(run["rows_per_s"], "", 0),
@@ -138,13 +138,14 @@ def meaning(before: Mapping[str, Any], after: Mapping[str, Any], *, one_cpu: boo
     """Return what the table means, in two sentences."""
     if one_cpu:
         return (
-            "This machine has one CPU, which all hosts share, so it cannot show a speed-up. On a cluster the data hosts "
-            "bring CPUs of their own."
+            "This machine has one CPU, which all hosts share, so it cannot show a speed-up. "
+            "On a cluster the data hosts bring CPUs of their own."
         )
     ratio = speed_up(before, after) or 1.0
     return (
-        f"With the input prepared on the data hosts the same ranks took {ratio:.2f} times as many rows a second: they waited "
-        f"for input {percent(after['input_wait_fraction'])} of the time instead of {percent(before['input_wait_fraction'])}. "
+        f"With the input prepared on the data hosts the same ranks took {ratio:.2f} times as many rows a second: they "
+        f"waited for input {percent(after['input_wait_fraction'])} of the time instead of "
+        f"{percent(before['input_wait_fraction'])}. "
         f"A rented trainer host is paid for {1 / ratio:.2f} times as long, so data hosts that cost less than "
         f"{100 * (ratio - 1):.0f} % of its price save money."
     )

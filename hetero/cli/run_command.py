@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -21,7 +20,7 @@ from hetero.settings import find_job, resolve, resolve_engine
 CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-def run(
+def run(  # noqa: PLR0917  typer calls it by name
     context: typer.Context,
     data_hosts: Annotated[int, typer.Option(min=0, help="Virtual data hosts; 0 is the homogeneous job.")] = 1,
     trainer_hosts: Annotated[int, typer.Option(min=1, help="Virtual trainer hosts.")] = 1,

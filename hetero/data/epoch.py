@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +56,7 @@ class InputStream:
         size: int = 1,
         exchange: Exchange | None = None,
         *,
-        remainder: Literal["drop", "pad"] = "drop",
+        remainder: str = "drop",
         prefetch_batches: int = 4,
         check: Callable[[], None] = _no_check,
         epochs: int | None = None,

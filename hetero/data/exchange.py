@@ -15,7 +15,7 @@ import grpc
 from hetero._proto import exchange_pb2 as pb
 from hetero.data import wire
 from hetero.data.exchange_server import ExchangeServer
-from hetero.errors import HeteroError, PeerNeverCame, Unauthorised
+from hetero.errors import HeteroError, PeerFailed, PeerNeverCame, Unauthorised
 
 __all__ = ["Exchange", "ExchangeLost", "ExchangeServer", "Frontier", "Listener", "PeerInputFailed", "PeerLeft"]
 
@@ -23,22 +23,16 @@ POLL_S = 0.25  # how often whoever waits looks around
 _FLUSH_S = 5.0
 
 
-class ExchangeLost(HeteroError):
+class ExchangeLost(PeerFailed):
     """The exchange in rank 0's process is gone, which follows from the end of that process."""
 
-    secondary = True
 
-
-class PeerLeft(HeteroError):
+class PeerLeft(PeerFailed):
     """Another rank takes no further part in an epoch that this one is in: its code stopped early, or raised."""
 
-    secondary = True
 
-
-class PeerInputFailed(HeteroError):
+class PeerInputFailed(PeerFailed):
     """Another rank cannot go on, so this one cannot either; `exit_code` is the other's."""
-
-    secondary = True
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)

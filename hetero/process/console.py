@@ -73,7 +73,7 @@ class Console:
                 self._bar.close()
                 self._bar = None
 
-    def __enter__(self) -> Console:
+    def __enter__(self) -> Console:  # noqa: PYI034  typing.Self is newer than Python 3.10
         return self
 
     def __exit__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -82,8 +83,9 @@ class Server:
         return self
 
     def kill(self) -> None:
+        """End it as a crash would, at once; it must still have been running."""
         self.process.kill()
-        self.process.wait()
+        assert self.process.wait() == -signal.SIGKILL
         self._reader.join()
         self.process.stdout.close()  # type: ignore[union-attr]
 
@@ -165,8 +167,18 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         made.stop()
 
 
-def test_two_consumers_share_every_row_over_epochs(cluster: Cluster) -> None:
-    address = cluster.dispatcher.address
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests that harm nothing; it outlives the tests and ends with the module."""
+    made = Cluster(tmp_path_factory.mktemp("healthy"))
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def test_two_consumers_share_every_row_over_epochs(healthy: Cluster) -> None:
+    address = healthy.dispatcher.address
     for epoch in range(3):
         name = f"epoch-{epoch}"
         dataset = tf.data.Dataset.from_tensor_slices([[0, 50], [50, 100], [100, 103], [103, 300]]).flat_map(
@@ -180,9 +192,9 @@ def test_two_consumers_share_every_row_over_epochs(cluster: Cluster) -> None:
         assert sorted(row for reader in readers for row in reader.rows()) == list(range(300))
 
 
-def test_arrays_are_read_only_views_and_keep_their_structure(cluster: Cluster) -> None:
+def test_arrays_are_read_only_views_and_keep_their_structure(healthy: Cluster) -> None:
     rows = {"image": tf.ones((1, 4, 2), tf.bfloat16), "more": (tf.constant([["a"] * 4]), tf.range(4)[None])}
-    (batch,) = cluster.open("structure", tf.data.Dataset.from_tensor_slices(rows))
+    (batch,) = healthy.open("structure", tf.data.Dataset.from_tensor_slices(rows))
     assert batch["image"].shape == (4, 2)
     assert not batch["image"].flags.writeable
     assert not batch["more"][1].flags.owndata
@@ -194,6 +206,7 @@ def test_killed_worker_is_replaced_on_its_port_and_the_epoch_ends(cluster: Clust
     until(lambda: len(reader.ids) > 40, "rows arrive")
     old = cluster.workers[0]
     old.kill()
+    assert reader.is_alive()
     cluster.workers[0] = cluster.start_worker(0).ready()
     assert cluster.workers[0].port == old.port
     ids = reader.rows()
@@ -233,6 +246,22 @@ def test_worker_that_never_comes_back_is_retired_in_this_epoch_and_the_next(clus
     dispatcher.close()
 
 
+def test_host_that_froze_delays_the_next_epoch_but_does_not_hold_it(cluster: Cluster) -> None:
+    frozen, survivor = cluster.workers
+    list(cluster.open("before", slow_range(4)))  # the dispatcher has a connection to each worker by now
+    frozen.process.send_signal(signal.SIGSTOP)
+    source = cluster.open("after", slow_range(60), service_idle=lambda: survivor.open_tasks == 0, stuck_after_s=1.5)
+    reader = Reader(source)
+    until(lambda: len(reader.ids) == 60, "the survivor prepares every row")
+    assert reader.is_alive()
+    dispatcher = tf_service.Dispatcher(cluster.dispatcher.address)
+    assert dispatcher.retire(frozen.address) == 1
+    dispatcher.close()
+    until(source.is_stuck, "the source knows that nothing will come")
+    source.close()
+    assert sorted(reader.rows(5)) == list(range(60))
+
+
 def test_close_wakes_a_reader_whose_epoch_cannot_end(cluster: Cluster) -> None:
     reader = Reader(cluster.open("close", slow_range(60)))
     until(lambda: len(reader.ids) > 5, "rows arrive")
@@ -243,18 +272,18 @@ def test_close_wakes_a_reader_whose_epoch_cannot_end(cluster: Cluster) -> None:
     reader.rows(5)
 
 
-def test_failing_pipeline_is_the_jobs_error(cluster: Cluster) -> None:
+def test_failing_pipeline_is_the_jobs_error(healthy: Cluster) -> None:
     dataset = tf.data.TFRecordDataset(["/nowhere/shard-0.tfrecord"]).batch(2)
-    reader = Reader(cluster.open("missing", dataset))
+    reader = Reader(healthy.open("missing", dataset))
     with pytest.raises(InputError, match=r"NotFoundError.*/nowhere/shard-0\.tfrecord"):
         reader.rows()
 
 
-def test_strangers_on_the_ports_disturb_nothing(cluster: Cluster) -> None:
-    reader = Reader(cluster.open("strangers", slow_range(200)))
+def test_strangers_on_the_ports_disturb_nothing(healthy: Cluster) -> None:
+    reader = Reader(healthy.open("strangers", slow_range(200)))
     until(lambda: len(reader.ids) > 10, "rows arrive")
     strangers = []
-    for port in (cluster.dispatcher.port, cluster.workers[0].port):
+    for port in (healthy.dispatcher.port, healthy.workers[0].port):
         for index in range(100):
             stranger = socket.create_connection((HOST, port), timeout=5)
             if index % 2:
@@ -264,12 +293,12 @@ def test_strangers_on_the_ports_disturb_nothing(cluster: Cluster) -> None:
     assert sorted(reader.rows()) == list(range(200))
     for stranger in strangers:
         stranger.close()
-    assert [s.process.poll() for s in (cluster.dispatcher, *cluster.workers)] == [None] * 3
+    assert [s.process.poll() for s in (healthy.dispatcher, *healthy.workers)] == [None] * 3
 
 
-def test_workers_started_together_share_no_port_and_start_fast(cluster: Cluster) -> None:
-    assert len({cluster.dispatcher.port, *(worker.port for worker in cluster.workers)}) == 3
-    assert cluster.dispatcher.up_s < 5
+def test_workers_started_together_share_no_port_and_start_fast(healthy: Cluster) -> None:
+    assert len({healthy.dispatcher.port, *(worker.port for worker in healthy.workers)}) == 3
+    assert healthy.dispatcher.up_s < 5
 
 
 def test_taken_ports_are_named(tmp_path: Path) -> None:
@@ -355,7 +384,7 @@ def test_what_the_engine_cannot_run_is_said_beforehand(
     assert "\n" not in str(caught.value)
 
 
-def test_local_engine_runs_python(cluster: Cluster) -> None:
+def test_local_engine_runs_python() -> None:
     tf_service.check_dataset(python_inside(), "local")
     tf_service.check_dataset([1, 2], "local")
     tf_service.check_dataset(slow_range(3), "tf_data")

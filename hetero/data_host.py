@@ -1,0 +1,51 @@
+"""A data host's life: it prepares input until training is over, and leaves whatever became of the trainers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hetero.control.state import JobState, Outcome
+from hetero.errors import ChildFailed, DataServiceLost, HeteroError, PeerNeverCame, TrainerLost
+from hetero.life import Ending, HostLife
+from hetero.process.failure import Failure
+from hetero.spec import ProcessKind, ProcessSpec
+
+
+class DataHostLife(HostLife):
+    """A host that prepares input: there until training is over."""
+
+    _EXIT_CODES: Mapping[Outcome, int] = {
+        Outcome.SUCCEEDED: 0,
+        Outcome.FAILED: 0,  # the trainer's host reports it; a second failure would bury the cause
+        Outcome.STOPPED: 0,
+        Outcome.NEVER_STARTED: PeerNeverCame.exit_code,
+        Outcome.TRAINER_LOST: TrainerLost.exit_code,
+        Outcome.DATA_LOST: DataServiceLost.exit_code,
+    }
+
+    def _on_state(self, state: JobState) -> Ending | None:
+        if not state.ended:
+            return None
+        ending = self._end_by_state(state, self._EXIT_CODES)
+        return ending if ending.exit_code else replace(ending, cause=None)
+
+    def _on_child_done(self, spec: ProcessSpec) -> Ending | None:
+        if spec.kind is ProcessKind.COORDINATOR:
+            return None
+        # Services run until they are told to stop; one that ends by itself, however well, has stopped preparing input.
+        return self._end_by(ChildFailed(f"{spec.name} on {self._config.host} ended by itself with exit code 0."))
+
+    def _on_child_failed(self, spec: ProcessSpec, failure: Failure) -> Ending | None:
+        if spec.kind is ProcessKind.DISPATCHER:
+            return self._failed(failure)
+        workers = {name for name, other in self._specs.items() if other.kind is ProcessKind.WORKER}
+        if self._hosts_coordinator or not workers <= self._given_up:
+            return None  # other workers go on; with none left anywhere the coordinator ends the job
+        return self._failed(failure)
+
+    def _coordinator_gone(self, seconds: float) -> HeteroError:
+        return DataServiceLost(
+            f"The coordinator at {self._config.control_address} has not answered for {seconds:.0f} s: the first data "
+            f"host ({self._topology.coordinator_host.name}) is gone, and with it the job's input. See that host's log."
+        )
