@@ -198,8 +198,14 @@ def _finite(text: str) -> float:
     return value
 
 
+# SageMaker's toolkit hands a hyperparameter on as Python prints it; as text, "False" would be true.
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+
+
 def json_or_text(text: str) -> object:
-    """Return the JSON value if `text` is one, else the text."""
+    """Return the JSON value if `text` is one (or Python's True, False or None), else the text."""
+    if text in _PYTHON_WORDS:
+        return _PYTHON_WORDS[text]
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except (ValueError, RecursionError):

@@ -1,7 +1,8 @@
 """The consumer's side of the `tf_data` engine: registers an epoch's dataset and reads it from the data hosts.
 
-With `tf_server` (dispatcher and worker processes), `tf_retire` (ends what a lost worker left open) and `tf_graph` (what
-the engine cannot run) this is the only place that knows tf.data service. TensorFlow is imported when it is first used.
+With `tf_reader` (how elements are taken), `tf_server` (dispatcher and worker processes), `tf_retire` (ends what a lost
+worker left open) and `tf_graph` (what the engine cannot run) this is the only place that knows tf.data service.
+TensorFlow is imported when it is first used.
 
 Memory of a rank: an element is one batch as `inputs` made it. The client holds at most `max_outstanding_requests` of
 them (received or on their way), the worker one for each open epoch beside the dataset's own buffers.
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from hetero.data.tf_graph import check_dataset
+from hetero.data.tf_reader import Ended, cancellation_manager, raise_ended, reader, tensorflow
 from hetero.data.tf_retire import Dispatcher
 from hetero.data.tf_server import serve_dispatcher, serve_worker
 from hetero.errors import DataServiceLost, EngineError, HeteroError, InputError
@@ -56,7 +58,7 @@ def register_epoch(dataset: Any, dispatcher: str, *, dataset_id: str | None = No
         DataServiceLost: No dispatcher answered in time.
         EngineError: The graph cannot be shipped.
     """
-    service = _tensorflow().data.experimental.service
+    service = tensorflow().data.experimental.service
 
     def register() -> str:
         with _translated("register the dataset with the tf.data dispatcher"):
@@ -94,7 +96,7 @@ def open_epoch(
     Raises:
         DataServiceLost: No dispatcher answered in time.
     """
-    tf = _tensorflow()
+    tf = tensorflow()
     service = tf.data.experimental.service
 
     def from_id() -> Any:
@@ -118,10 +120,6 @@ def open_epoch(
     if element_spec is None:
         element_spec = _within(timeout_s, from_id, dispatcher).element_spec
     return TfDataSource(from_id, service_idle=service_idle, stuck_after_s=stuck_after_s)
-
-
-class _Ended(Exception):
-    """The epoch's last element was taken."""
 
 
 class TfDataSource:
@@ -148,7 +146,7 @@ class TfDataSource:
         self._stuck_after_s = stuck_after_s
         self._waiting_since: float | None = None
         self._closed = threading.Event()
-        self._cancellation = _cancellation_manager()
+        self._cancellation = cancellation_manager()
         self.elements = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -159,21 +157,21 @@ class TfDataSource:
             EngineError: A data host cannot run an op of the graph.
             DataServiceLost: The dispatcher does not know the epoch any more.
         """
-        reader: list[Callable[[], Any]] = []
+        taking: list[Callable[[], Any]] = []
         try:
-            yield from self._elements(reader)
+            yield from self._elements(taking)
         finally:  # an iterator waits for its threads to end, up to 10 s for one that has lost its worker: not here
-            threading.Thread(target=reader.clear, name="tf-data-release", daemon=True).start()
+            threading.Thread(target=taking.clear, name="tf-data-release", daemon=True).start()
 
-    def _elements(self, reader: list[Callable[[], Any]]) -> Iterator[Any]:
+    def _elements(self, taking: list[Callable[[], Any]]) -> Iterator[Any]:
         with _translated("open the epoch"):
-            reader.append(self._open())
+            taking.append(self._open())
         while not self._closed.is_set():
             self._waiting_since = time.monotonic()
             try:
                 with _translated("read from the data hosts"):
-                    element = reader[0]()
-            except _Ended:
+                    element = taking[0]()
+            except Ended:
                 return
             except HeteroError:
                 if self._closed.is_set():
@@ -194,7 +192,7 @@ class TfDataSource:
 
         def attempt() -> None:
             try:
-                answers.put(_reader(self._make_dataset(), self._cancellation))
+                answers.put(reader(self._make_dataset(), self._cancellation))
             except BaseException as error:
                 answers.put(error)
 
@@ -207,10 +205,11 @@ class TfDataSource:
                 answer = answers.get(timeout=_OPEN_RETRY_S)
             except queue.Empty:
                 continue
-            if isinstance(answer, BaseException):
+            if not isinstance(answer, BaseException):
+                return answer
+            if not self._closed.is_set():
                 raise answer
-            return answer
-        return _raise_ended
+        return raise_ended
 
     def is_stuck(self) -> bool:
         """Tell whether nothing more can come although the epoch has not ended."""
@@ -225,81 +224,6 @@ class TfDataSource:
             self._closed.set()
             if self._cancellation is not None:
                 self._cancellation.start_cancel()
-
-
-def _cancellation_manager() -> Any:
-    """TensorFlow's means to wake a thread that waits for an element; None where this TensorFlow has none."""
-    try:
-        return importlib.import_module("tensorflow.python.eager.cancellation").CancellationManager()
-    except (ImportError, AttributeError):
-        return None
-
-
-def _reader(dataset: Any, cancellation: Any) -> Callable[[], Any]:
-    """Return a function that gives the next element as read-only numpy arrays, or raises `_Ended`.
-
-    It is `as_numpy_iterator`, but for the wait in TensorFlow's runtime that `cancellation` can end. Without it a
-    thread in a dead epoch would be there until the process ends.
-    """
-    if cancellation is None:
-        return _plain_reader(dataset)
-    try:
-        tf = _tensorflow()
-        execute = importlib.import_module("tensorflow.python.eager.execute").execute_with_cancellation
-        context = importlib.import_module("tensorflow.python.eager.context").context()
-        structure = importlib.import_module("tensorflow.python.data.util.structure")
-        spec = dataset.element_spec
-        iterator = iter(dataset)
-        types = [int(component.as_datatype_enum) for component in iterator._flat_output_types]  # noqa: SLF001
-        flat_shapes = iterator._flat_output_shapes  # noqa: SLF001
-        shapes = [None if shape.rank is None else shape.as_list() for shape in flat_shapes]
-        attributes = ("output_types", types, "output_shapes", shapes)
-        resource = iterator._iterator_resource  # noqa: SLF001
-    except (ImportError, AttributeError):
-        return _plain_reader(dataset)
-
-    def to_numpy(tensor: Any) -> Any:
-        array = tensor._numpy() if hasattr(tensor, "_numpy") else tensor.numpy()  # noqa: SLF001 - numpy() copies
-        if hasattr(array, "setflags"):
-            array.setflags(write=False)
-        return array
-
-    def take() -> Any:
-        try:
-            with tf.device("/cpu:0"):
-                flat = execute("IteratorGetNext", len(types), [resource], attributes, context, cancellation)
-        except tf.errors.OutOfRangeError:
-            raise _Ended from None
-        return tf.nest.map_structure(to_numpy, structure.from_compatible_tensor_list(spec, list(flat)))
-
-    take.__dict__["iterator"] = iterator  # owns the resource
-    return take
-
-
-def _raise_ended() -> Any:
-    raise _Ended
-
-
-def _plain_reader(dataset: Any) -> Callable[[], Any]:
-    iterator = dataset.as_numpy_iterator()
-
-    def take() -> Any:
-        try:
-            return next(iterator)
-        except StopIteration:
-            raise _Ended from None
-
-    return take
-
-
-def _tensorflow() -> Any:
-    try:
-        return importlib.import_module("tensorflow")
-    except ImportError as error:
-        raise EngineError(
-            f"The tf_data engine needs TensorFlow on every host, and importing it failed: {error}. "
-            "Install tensorflow-cpu (or your own build), or use --engine grpc."
-        ) from error
 
 
 def _within(timeout_s: float, function: Callable[[], _T], dispatcher: str) -> _T:
@@ -329,7 +253,7 @@ def _within(timeout_s: float, function: Callable[[], _T], dispatcher: str) -> _T
 @contextlib.contextmanager
 def _translated(doing: str) -> Iterator[None]:
     """Turn TensorFlow's errors into ours, most specific first."""
-    errors = _tensorflow().errors
+    errors = tensorflow().errors
     try:
         yield
     except errors.OpError as error:

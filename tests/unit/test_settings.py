@@ -317,3 +317,9 @@ def test_only_the_standard_library_is_loaded():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(("word", "value"), [("True", True), ("False", False), ("None", None)])
+def test_a_job_option_as_pythons_word_for_it_is_that_value(word: str, value: object) -> None:
+    # SageMaker's toolkit prints hyperparameters as Python does; the text "False" would be true in a job's `if`.
+    assert resolve(["--job", "job.py:job", "--augment", word], {}).params["augment"] is value
