@@ -55,16 +55,22 @@ class DataService:
             raise DataServiceLost("The coordinator knows no dispatcher. See the data hosts' logs.")
         return state.endpoints["dispatcher"]
 
+    def lost(self) -> bool:
+        """Return True if a data host is gone for good."""
+        return bool(self._gone())
+
     def idle(self) -> bool:
-        """Return True if a worker is gone for good and all that are left have nothing to do."""
-        state = self._state()
-        if state is None:
+        """Return True if a data host is gone for good and the workers of all others have nothing to do."""
+        state, gone = self._state(), self._gone()
+        if state is None or not gone:
             return False
-        gone = {host.name for host in state.data_hosts if host.lost or host.left or host.workers_gone_for_good}
         living = {name: value for name, value in state.endpoints.items() if name.startswith("worker/")}
-        return bool(gone) and all(
-            not open_tasks(value) for name, value in living.items() if name.split("/")[1] not in gone
-        )
+        return all(not open_tasks(value) for name, value in living.items() if name.split("/")[1] not in gone)
+
+    def _gone(self) -> set[str]:
+        state = self._state()
+        hosts = state.data_hosts if state else ()
+        return {host.name for host in hosts if host.lost or host.left or host.workers_gone_for_good}
 
 
 class RankFeed:
@@ -243,7 +249,13 @@ class Rank:
                     exchange.publish(key, b"registered")
             elif exchange is not None:
                 exchange.wait(key, check=self._service.check)
-            return tf_service.open_epoch(dispatcher, dataset_id, job_name=dataset_id, service_idle=self._service.idle)
+            return tf_service.open_epoch(
+                dispatcher,
+                dataset_id,
+                job_name=dataset_id,
+                service_idle=self._service.idle,
+                service_lost=self._service.lost,
+            )
 
         return open_tf_data
 

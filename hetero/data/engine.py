@@ -21,8 +21,12 @@ class Source(Protocol):
         """Let go of everything. Never raises, may be repeated and may come while another thread waits in `next`."""
         ...
 
-    def is_stuck(self) -> bool:
-        """Whether nothing will ever come although the end was not reached. Called from the consumer's thread."""
+    def is_stuck(self, *, ended_elsewhere: bool) -> bool:
+        """Whether nothing will ever come although the end was not reached. Called from the consumer's thread.
+
+        Args:
+            ended_elsewhere: Whether another rank's source of this epoch has ended.
+        """
         ...
 
 

@@ -24,6 +24,7 @@ from hetero.data.schedule import RUNNING, Schedule
 from hetero.errors import DataServiceLost, HeteroError, InputError
 
 _CLOSE_S = 1.0
+_CUT_S = 10.0
 
 
 def _no_check() -> None:
@@ -250,14 +251,23 @@ class InputStream:
 
     def _check_not_stuck(self, state: EpochState) -> None:
         source = state.source
-        if source is None or state.leftover_rows != RUNNING or not source.is_stuck():
+        if source is None or state.leftover_rows != RUNNING:
             return
-        error = DataServiceLost(
-            f"The input of rank {self._rank} stopped in epoch {state.number}: nobody is left who could prepare it. "
-            "See the data hosts' logs for why their workers ended."
-        )
-        self._fail(state, error)
-        raise error
+        if state.cut_s is None and source.is_stuck(ended_elsewhere=state.ended_elsewhere):
+            print(
+                f"warning: the input of rank {self._rank} stopped in epoch {state.number} without an end: a data host "
+                "is lost, and the rows that it had in hand with it. The epoch ends here.",
+                flush=True,
+            )
+            state.cut_s = time.monotonic()
+            source.close()  # wakes the reader, which takes that for the end
+        elif state.cut_s is not None and time.monotonic() - state.cut_s > _CUT_S:
+            error = DataServiceLost(
+                f"The input of rank {self._rank} stopped in epoch {state.number}, and its reader cannot be woken. "
+                "See the data hosts' logs for why their workers ended."
+            )
+            self._fail(state, error)
+            raise error
 
     def _leave(self, state: EpochState) -> None:
         with self._lock:
@@ -318,6 +328,8 @@ class InputStream:
 
     def _apply(self, state: EpochState, frontier: Frontier) -> None:
         state.left_after = frontier.left_after
+        others = (leftover for rank, leftover in enumerate(frontier.leftovers) if rank != self._rank)
+        state.ended_elsewhere = any(leftover != RUNNING for leftover in others)
         self._admit(state, frontier.batches, frontier.leftovers)
 
     def _admit(self, state: EpochState, counts: tuple[int, ...], leftovers: tuple[int, ...]) -> None:

@@ -46,7 +46,7 @@ class LocalSource:
         except Exception as error:
             print(f"hetero: closing the input raised {error!r}; the input had ended", flush=True)
 
-    def is_stuck(self) -> bool:
+    def is_stuck(self, *, ended_elsewhere: bool) -> bool:  # noqa: ARG002  part of the contract
         """Tell that it never is: what runs in this process either gives, ends or raises."""
         return False
 

@@ -55,6 +55,8 @@ class EpochState:
     consumed: int = 0
     settled: bool = False
     left: bool = False
+    cut_s: float | None = None  # when a source that will give nothing more was closed
+    ended_elsewhere: bool = False
     left_after: tuple[int, ...] = ()
 
     def admit(self, steps: list[Step]) -> bool:

@@ -77,6 +77,7 @@ def open_epoch(
     job_name: str,
     max_outstanding_requests: int = 8,
     service_idle: Callable[[], bool] | None = None,
+    service_lost: Callable[[], bool] | None = None,
     stuck_after_s: float = 5.0,
     timeout_s: float = 60.0,
 ) -> TfDataSource:
@@ -89,7 +90,8 @@ def open_epoch(
         job_name: Unique for run and epoch: under a used name the epoch is over at once.
         max_outstanding_requests: Bound on the elements that this rank holds or has asked for. Fewer than the number
             of workers leaves some of them idle.
-        service_idle: Tells whether no living worker has had an open task for a while though a data host was lost.
+        service_idle: Tells whether a worker is gone for good and no living one has an open task.
+        service_lost: Tells whether a worker is gone for good: then the epoch's end on another rank is its end here.
         stuck_after_s: How long nothing must have arrived, besides, before the source counts as stuck.
         timeout_s: How long a dispatcher that is away is waited for when it is asked for the `element_spec`.
 
@@ -119,7 +121,7 @@ def open_epoch(
 
     if element_spec is None:
         element_spec = _within(timeout_s, from_id, dispatcher).element_spec
-    return TfDataSource(from_id, service_idle=service_idle, stuck_after_s=stuck_after_s)
+    return TfDataSource(from_id, service_idle=service_idle, service_lost=service_lost, stuck_after_s=stuck_after_s)
 
 
 class TfDataSource:
@@ -130,7 +132,7 @@ class TfDataSource:
     Args:
         make_dataset: Makes a dataset that reads from the service. Each dataset may be iterated once: for TensorFlow a
             second time is a second pass over the data under the same job name.
-        service_idle: See `open_epoch`.
+        service_idle, service_lost: See `open_epoch`.
         stuck_after_s: See `open_epoch`.
     """
 
@@ -139,10 +141,12 @@ class TfDataSource:
         make_dataset: Callable[[], Any],
         *,
         service_idle: Callable[[], bool] | None = None,
+        service_lost: Callable[[], bool] | None = None,
         stuck_after_s: float = 5.0,
     ) -> None:
         self._make_dataset = make_dataset
-        self._service_idle = service_idle
+        self._service_idle = service_idle or (lambda: False)
+        self._service_lost = service_lost or (lambda: False)
         self._stuck_after_s = stuck_after_s
         self._waiting_since: float | None = None
         self._closed = threading.Event()
@@ -211,12 +215,12 @@ class TfDataSource:
                 raise answer
         return raise_ended
 
-    def is_stuck(self) -> bool:
-        """Tell whether nothing more can come although the epoch has not ended."""
+    def is_stuck(self, *, ended_elsewhere: bool = False) -> bool:
+        """Tell whether nothing more can come although the epoch has not ended: a host that froze says nothing."""
         since = self._waiting_since
-        if self._service_idle is None or since is None or time.monotonic() - since < self._stuck_after_s:
+        if since is None or time.monotonic() - since < self._stuck_after_s:
             return False
-        return self._service_idle()
+        return self._service_idle() or (ended_elsewhere and self._service_lost())
 
     def close(self) -> None:
         """Leave the epoch; a thread that waits in the iterator is woken and its iteration ends. May be repeated."""

@@ -1,4 +1,4 @@
-"""A local cluster for tests: one launcher a virtual host, each a process of the test, so that it can be killed alone."""
+"""A local cluster for tests: one launcher a virtual host, each a process that can be killed alone."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class LocalJob:
         self.run_dir = self.folder / "run"
         self.address = f"127.0.0.1:{self.cluster.control_port}"
 
-    def __enter__(self) -> LocalJob:
+    def __enter__(self) -> LocalJob:  # noqa: PYI034
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -116,7 +116,7 @@ class LocalJob:
         """SIGKILL a process of a host, make sure that it is gone, and return its pid."""
         pid = self.pid(host, process)
         victim = psutil.Process(pid)
-        assert process.split("-")[0] in " ".join(victim.cmdline()), "the coordinator named another process"
+        assert process.split("-", maxsplit=1)[0] in " ".join(victim.cmdline()), "the coordinator named another process"
         victim.send_signal(signal.SIGKILL)
         wait_until(f"the death of {process}", lambda: not victim.is_running() or victim.status() == "zombie", 10)
         return pid

@@ -1,6 +1,6 @@
 """Every end of a job: who is killed, what the others do, with which exit code, and what failure.json says.
 
-Each test proves that its fault happened (`LocalJob.kill` waits for the death of the process that the coordinator named).
+Each test proves that its fault happened: `LocalJob.kill` waits for the death of the process that the coordinator named.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from local_job import LocalJob, wait_until
 
 LEASE_S = 3.0

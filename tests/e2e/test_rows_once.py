@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from local_job import LocalJob
 
 ROWS, PIECES, BATCH = 53, 9, 8
 TOTAL = ROWS * PIECES
 SUMMARY_FIELDS = {
-    "job", "engine", "outcome", "hosts", "ranks", "epochs", "steps", "rows", "step_ms", "input_wait_fraction", "rows_per_s",
-    "first_step_s", "train_s", "cpu_s", "replayed_batches", "lost_workers",
+    "job", "engine", "outcome", "hosts", "ranks", "epochs", "steps", "rows", "step_ms", "input_wait_fraction",
+    "rows_per_s", "first_step_s", "train_s", "cpu_s", "replayed_batches", "lost_workers",
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """A job of the tests: rows that are only numbers, and a train function that writes down which ones it saw.
 
-Options: rows (per split), pieces (number of splits), step_s (time that a step takes), fail_epoch / fail_step (raise there),
-exit_code (leave there with sys.exit), collective (allreduce in each step).
+Options: rows (per split), pieces (number of splits), step_s (time that a step takes), fail_epoch and fail_step (raise
+there), collective (allreduce in each step).
 """
 
 import json
@@ -24,7 +24,9 @@ def inputs(ctx):
     import tensorflow as tf
 
     bounds = tf.data.Dataset.from_tensor_slices([list(split) for split in ctx.splits])
-    rows = bounds.flat_map(lambda bound: tf.data.Dataset.range(tf.cast(bound[0], tf.int64), tf.cast(bound[1], tf.int64)))
+    rows = bounds.flat_map(
+        lambda bound: tf.data.Dataset.range(tf.cast(bound[0], tf.int64), tf.cast(bound[1], tf.int64))
+    )
     return rows.map(lambda row: {"row": row, "picture": tf.fill([16], tf.cast(row, tf.float32))}).batch(ctx.batch_size)
 
 

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetero.data import epoch as epoch_module
 from hetero.data.epoch import InputStream
 from hetero.data.exchange import Exchange, ExchangeLost, ExchangeServer, PeerInputFailed, PeerLeft
 from hetero.data.local import LocalSource, local_opener
@@ -341,19 +342,44 @@ class StuckSource(LocalSource):
         yield np.zeros(2)
         self.closed.wait(DEADLINE_S)
 
-    def is_stuck(self):
+    def is_stuck(self, *, ended_elsewhere):
         return True
 
     def close(self):
         self.closed.set()
 
 
-def test_a_stuck_source_is_data_service_lost_here_and_has_its_exit_code_elsewhere():
+def test_a_stuck_source_ends_the_epoch_with_what_came(capsys):
     def source(rank):
-        return (lambda _: StuckSource()) if rank == 1 else local_opener(lambda _: [np.zeros(2)] * 100)
+        return (lambda _: StuckSource()) if rank == 1 else local_opener(lambda _: [np.zeros(2)] * 101)
 
     ranks = Ranks(2)
-    ranks.run(lambda _, stream: list(stream.batches(0)), source, batch_size=2)
+    ranks.run(lambda _, stream: len(list(stream.batches(0))), source, batch_size=2)
+
+    assert ranks.errors == [None, None]
+    assert ranks.results == [51, 51]
+    assert "without an end" in capsys.readouterr().out
+
+
+class DeafSource(StuckSource):
+    """Does not wake when it is closed."""
+
+    def close(self):
+        pass
+
+
+def test_a_stuck_source_that_cannot_be_woken_is_data_service_lost_here_and_has_its_exit_code_elsewhere(monkeypatch):
+    monkeypatch.setattr(epoch_module, "_CUT_S", 0.2)
+    deaf = DeafSource()
+
+    def source(rank):
+        return (lambda _: deaf) if rank == 1 else local_opener(lambda _: [np.zeros(2)] * 100)
+
+    ranks = Ranks(2)
+    try:
+        ranks.run(lambda _, stream: list(stream.batches(0)), source, batch_size=2)
+    finally:
+        deaf.closed.set()
 
     assert isinstance(ranks.errors[1], DataServiceLost)
     assert ranks.errors[0].exit_code == DataServiceLost.exit_code

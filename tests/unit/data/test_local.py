@@ -67,4 +67,4 @@ def test_close_from_another_thread_does_not_raise_while_the_generator_runs():
     reader.join(10)
 
     assert not reader.is_alive()
-    assert not source.is_stuck()
+    assert not source.is_stuck(ended_elsewhere=True)
