@@ -1,7 +1,7 @@
 """What a start takes without hetero: a plain process that imports TensorFlow and builds the demo's model.
 
-Prints one JSON line: when each moment came (seconds since 1970), and the model's layers. `startup.py` runs it, and checks
-that the model is the one that examples/digits/job.py trains.
+Prints one JSON line: when each moment came (seconds since 1970), and the model's configuration. `startup.py` runs it,
+and checks that the model is the one that examples/digits/job.py trains.
 """
 
 import json

@@ -4,14 +4,15 @@
 
 Three things are measured in one run, on the same machine in the same state:
 
-alone        A plain process (model_alone.py) imports TensorFlow and builds the demo's model: from the start of the process
-             until the model is built.
+alone        A plain process (model_alone.py) imports TensorFlow and builds the demo's model: from the start of the
+             process until the model is built.
 first step   examples/digits/job.py on virtual hosts, heterogeneous (one data host, one trainer host with one rank) and
-             homogeneous (the trainer host alone): from the start of the first launcher.py until rank 0 is handed its first
-             batch, which is when its first step begins. Interpreter and imports of the launcher are in it, as are the
-             import of TensorFlow and the building of the model; the tracing of the step, which the same loop would need
-             without hetero, is not. Each job is paired with a run alone just before it; what counts is the median of the
-             differences, at most 3 s. (`first_batch_s` of summary.json is less: it counts from the launcher's main().)
+             homogeneous (the trainer host alone): from the start of the first launcher.py until rank 0 is handed its
+             first batch, which is when its first step begins. Interpreter and imports of the launcher are in it, as are
+             the import of TensorFlow and the building of the model; the tracing of the step, which the same loop would
+             need without hetero, is not. Each job is paired with a run alone just before it; what counts is the median
+             of the differences, at most 3 s. (`first_batch_s` of summary.json is less: it counts from the launcher's
+             main().)
 supervision  CPU time of launcher and janitor of each host, over at least 20 s in which the heterogeneous job trains and
              nothing else happens, as /proc has it: under 1 % of a CPU on each host. The coordinator is shown beside.
 
@@ -225,7 +226,7 @@ def steps_of(hosts: VirtualHosts) -> int:
 def starts_table(alone: dict[str, list[Alone]], starts: dict[str, list[Start]]) -> Table:
     """Return all starts as a table, in seconds."""
     table = Table(title="Seconds until the first step")
-    for column in ("", "round", "alone", "first batch", "extra", "in summary.json", "first step done"):
+    for column in ("", "round", "alone", "first batch", "extra", "summary's", "first step done"):
         table.add_column(column, justify="right" if column else "left")
     for kind, found in starts.items():
         for number, (plain, start) in enumerate(zip(alone[kind], found, strict=True), 1):

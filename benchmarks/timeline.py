@@ -1,4 +1,4 @@
-"""What happened when in the start of a job, put together from its processes, its coordinator and its job file's notes."""
+"""What happens when in the start of a job, put together from its processes, its coordinator and its job file."""
 
 from __future__ import annotations
 

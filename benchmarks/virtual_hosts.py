@@ -1,4 +1,4 @@
-"""A job on virtual hosts of this machine: one launcher each, a child of the benchmark, so that its end is timed exactly."""
+"""A job on virtual hosts of this machine: one launcher each, a child of the benchmark, which times its end."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import json
 import sys
@@ -310,12 +311,24 @@ def _source_path(reference: str, where: str) -> Path:
             raise JobFileError(f"--job {reference!r}: there is no file {str(path.absolute())!r}.")
         return path
     try:
-        spec = importlib.util.find_spec(where)
+        spec = _find_spec(where)
     except (ImportError, ValueError) as error:
         raise JobFileError(f"--job {reference!r}: cannot find module {where!r}: {error}") from None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise JobFileError(f"--job {reference!r}: there is no Python module {where!r} on sys.path.")
     return Path(spec.origin)
+
+
+def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Find a module as an import would, but import none of its packages: they may be heavy, and may raise."""
+    name, *inner = module.split(".")
+    spec = importlib.util.find_spec(name)
+    for part in inner:
+        if spec is None or spec.submodule_search_locations is None:
+            return None
+        name = f"{name}.{part}"
+        spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    return spec
 
 
 def read_declaration(reference: str) -> Declaration:
@@ -327,10 +340,10 @@ def read_declaration(reference: str) -> Declaration:
     where, name = _split_reference(reference)
     path = _source_path(reference, where)
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        tree = ast.parse(path.read_bytes(), filename=str(path))  # bytes: Python knows about encodings
     except (SyntaxError, ValueError, OSError) as error:
         raise JobFileError(f"--job {reference!r}: cannot read {path}: {error}") from None
-    for node in tree.body:
+    for node in reversed(tree.body):  # of several assignments the last counts, as when the file is run
         if isinstance(node, ast.Assign):
             targets = node.targets
         elif isinstance(node, ast.AnnAssign):
@@ -350,7 +363,7 @@ def _declaration_of(value: ast.expr | None, name: str, path: Path) -> Declaratio
     try:
         arguments = [ast.literal_eval(argument) for argument in value.args]
         keywords = {_name_of(keyword): ast.literal_eval(keyword.value) for keyword in value.keywords}
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: {[]: 0} and the like
         line = f"{path}:{value.lineno}"
         problem = f"{line}: the arguments of Job(...) must be literals: launchers read them as text."
         raise JobFileError(problem) from None

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
 from hetero.errors import HeteroError, PeerNeverCame, Stopped
@@ -261,7 +260,7 @@ class HostLife:
         return Ending(error.exit_code, failure=failure, reason=str(error), cause=failure)
 
     def _end_by_state(self, state: JobState, exit_codes: Mapping[Outcome, int]) -> Ending:
-        return Ending(exit_codes[state.outcome], cause=cause_of(state))
+        return Ending(exit_codes[state.outcome], cause=state.failure)
 
     def _no_coordinator(self) -> PeerNeverCame:
         self._tell_timeout_s = UNHEARD_TIMEOUT_S
@@ -301,11 +300,3 @@ class HostLife:
         is_chief = self._topology.chief == self._topology.current
         if is_chief or not self._run.failure.exists():
             write_json_atomic(self._run.failure, ending.cause.to_dict())
-
-
-def cause_of(state: JobState) -> Failure | None:
-    """Return the failure behind a job's end as the coordinator knows it."""
-    if state.cause is None:
-        return None
-    values: dict[str, Any] = {"host": "", "process": "coordinator", "time_s": time.time(), **state.cause}
-    return Failure.from_dict(values)

@@ -40,7 +40,7 @@ class DataService:
         state = self._state()
         if state is None or not state.ended:
             return
-        cause = (state.cause or {}).get("message") or state.outcome.name.lower()
+        cause = state.failure.describe() if state.failure else state.outcome.value
         kinds: dict[str, type[HeteroError]] = {
             "DATA_LOST": DataServiceLost,
             "NEVER_STARTED": PeerNeverCame,

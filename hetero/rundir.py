@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -16,6 +17,8 @@ from hetero.errors import SettingsError
 def write_json_atomic(path: Path, value: object) -> None:
     """Write `value` as JSON so that `path` holds either the old text or the whole of the new one.
 
+    JSON has no NaN and no infinity, so they become null; arrays and scalars of other libraries become numbers.
+
     Raises:
         OSError: the disk is full or the folder cannot be written.
     """
@@ -23,13 +26,28 @@ def write_json_atomic(path: Path, value: object) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(value, stream, indent=2, sort_keys=False, default=str)
+            json.dump(_finite(value), stream, indent=2, sort_keys=False)
             stream.write("\n")
         Path(temporary).chmod(0o644)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _finite(value: object) -> object:
+    """Return a value that JSON can express."""
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    item = getattr(value, "numpy", None)  # a tensor
+    item = item() if callable(item) else value
+    return _finite(item.tolist()) if hasattr(item, "tolist") else str(value)
 
 
 def read_json(path: Path) -> Any:
@@ -83,6 +101,14 @@ class RunDir:
     def result(self, host: str, process: str) -> Path:
         """Where rank 0 leaves what all ranks measured."""
         return self.work(host) / f"{process}.result.json"
+
+    def create(self) -> None:
+        """Make the folder; raise SettingsError if that cannot be done."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"cannot make --run-dir {self.path}: {error.strerror}. Name a folder that can be written"
+            raise SettingsError([problem]) from error
 
     def refuse_if_used(self) -> None:
         """Raise SettingsError if the folder already holds a run: a second one would mix with it."""

@@ -76,7 +76,7 @@ class Settings:
         for name, value in self.params.items():
             try:
                 params[name] = json.loads(json.dumps(value, allow_nan=False))
-            except (TypeError, ValueError, RecursionError):  # noqa: PERF203 - a handful of values
+            except (TypeError, ValueError, RecursionError):
                 problems.append(f"the job's own option {name} is {value!r}; it needs a JSON value.")
         object.__setattr__(self, "params", params)
         if problems:

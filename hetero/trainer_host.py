@@ -12,7 +12,7 @@ from dataclasses import replace
 from hetero.control.state import JobState, Outcome
 from hetero.errors import DataServiceLost, HeteroError, PeerNeverCame, TrainerLost
 from hetero.host import HostConfig
-from hetero.life import Ending, HostLife, cause_of
+from hetero.life import Ending, HostLife
 from hetero.plan import HostPlan
 from hetero.process.failure import Failure, first_failure
 from hetero.process.supervisor import Supervisor
@@ -115,7 +115,7 @@ class TrainerHostLife(HostLife):
                 wait_for_primary_s=SETTLE_S if failure.secondary else 0.0,
                 timeout_s=self._tell_timeout_s,
             )
-            first = cause_of(self._state)
+            first = self._state.failure
         self._control.leave(ending.reason, report=self._report(), timeout_s=self._tell_timeout_s)
         return replace(ending, cause=first or failure)
 

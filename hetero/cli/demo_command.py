@@ -18,6 +18,7 @@ from hetero.cli.cluster import ClusterSpec, exit_code_of, run_cluster
 from hetero.cli.run_command import figure, percent
 from hetero.errors import ChildFailed
 from hetero.process.console import Console
+from hetero.process.failure import Failure
 from hetero.rundir import RunDir, read_json
 
 RANKS = 2
@@ -102,8 +103,8 @@ def _run(spec: ClusterSpec, run: RunDir, *, quiet: bool) -> dict[str, Any]:
     code = exit_code_of(results, spec.trainer_hosts)
     summary: dict[str, Any] | None = read_json(run.summary)
     if code or summary is None:
-        failure = read_json(run.failure) or {}
-        cause = failure.get("message") or failure.get("signal") or f"exit code {code}"
+        failure = read_json(run.failure)
+        cause = Failure.from_dict(failure).describe() if failure else f"exit code {code}"
         raise ChildFailed(
             f"The demo's training failed: {cause}. Run `hetero demo` again with --debug to see its output."
         )

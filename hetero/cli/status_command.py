@@ -39,8 +39,8 @@ def _headline(state: JobState) -> str:
     text = f"run {state.run_id}: {state.phase.value}"
     if state.ended:
         text += f", {state.outcome.value}"
-        if state.cause:
-            text += f": {state.cause.get('message') or state.cause.get('exception') or state.cause.get('signal')}"
+        if state.failure:
+            text += f": {state.failure.describe()}"
     return f"{text}; up {state.uptime_s:.0f} s, coordinator restarted {state.restarts} times"
 
 

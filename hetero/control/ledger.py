@@ -26,7 +26,7 @@ from typing import Any
 from hetero.control.config import CoordinatorConfig
 from hetero.control.journal import read_journal, write_journal
 from hetero.control.member import Member, ReportedFailure, note, seconds, weighty
-from hetero.control.state import HostReport, JobState, Outcome, Phase
+from hetero.control.state import HostReport, JobState, Outcome, Phase, failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +173,7 @@ class Ledger:
         known = self._failures.get(kind)
         if known is None or failure.at_s < known.at_s:
             self._failures[kind] = failure
-            logger.warning("%s failure on %s: %s", kind, name, cause.get("message"))
+            logger.warning("%s failure on %s: %s", kind, name, failure_of(cause).describe())
         if kind == "primary" and not self.ended:
             self._end(Outcome.FAILED, self._first_failure())
         elif kind == "secondary" and not self.ended and self._failure_deadline_s is None:

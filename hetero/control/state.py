@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetero._proto import control_pb2 as pb
+from hetero.process.failure import Failure
 
 MAX_CAUSE_BYTES = 64 * 1024
 _MAX_TEXT_CHARS = 12_000
@@ -118,6 +119,11 @@ class JobState:
         return self.phase is Phase.ENDED
 
     @property
+    def failure(self) -> Failure | None:
+        """The cause as a failure; None if there is none."""
+        return None if self.cause is None else failure_of(self.cause)
+
+    @property
     def data_hosts(self) -> tuple[HostState, ...]:
         """The expected data hosts."""
         return tuple(host for host in self.hosts if host.role == "data")
@@ -139,6 +145,14 @@ class JobState:
     def to_dict(self) -> dict[str, object]:
         """Return the state as JSON values."""
         return dataclasses.asdict(self)
+
+
+def failure_of(cause: Mapping[str, object]) -> Failure:
+    """Return a cause as a failure; what a caller left out, or filled with nonsense, is taken as unknown."""
+    try:
+        return Failure.from_dict({"host": "", "process": "coordinator", "time_s": 0.0, **cause})
+    except ValueError:
+        return Failure("", "coordinator", 0.0, message=str(dict(cause)))
 
 
 def report_to_proto(report: HostReport) -> pb.HostReport:

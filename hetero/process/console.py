@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import sys
 import threading
@@ -89,6 +90,12 @@ def _is_terminal(stream: TextIO) -> bool:
         return False
 
 
+def _number(values: Mapping[str, Any], name: str) -> float:
+    """Return a figure of an event, 0 where it was not measured yet."""
+    value = values.get(name)
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+
+
 class _Bar:
     """One rich progress bar, made when the first event arrives."""
 
@@ -104,14 +111,15 @@ class _Bar:
         except (ValueError, KeyError, TypeError):
             return  # not an event of ours
         self._start(epochs)
-        steps_before = values.get("steps_per_epoch") or 0
-        done = epoch + (min(1.0, values.get("epoch_step", 0) / steps_before) if steps_before else 0.0)
+        step, steps = _number(values, "step"), _number(values, "steps_per_epoch")
+        part = 1.0 if values.get("epoch_ended") else min(1.0, step / steps) if steps > 0 else 0.0
         self._progress.update(
             self._task,
-            completed=done,
+            completed=epoch + part,
             description=f"epoch {min(epoch + 1, epochs)}/{epochs}",
-            figures=f"step {values.get('step', 0)}  {values.get('rows_per_s', 0):.0f} rows/s  "
-            f"input wait {100 * values.get('wait_fraction', 0):.0f} %",
+            figures=f"step {step:.0f}  {_number(values, 'rows_per_s'):.0f} rows/s  "
+            f"input wait {100 * _number(values, 'wait_fraction'):.0f} %",
+            refresh=True,
         )
 
     def _start(self, epochs: int) -> None:
@@ -126,7 +134,8 @@ class _Bar:
             TextColumn("{task.fields[figures]}"),
             TimeElapsedColumn(),
         )
-        self._progress = Progress(*columns, console=RichConsole(file=self._stream))
+        # No refreshing thread: it would be the one to meet a terminal that is gone, and nobody could catch that.
+        self._progress = Progress(*columns, console=RichConsole(file=self._stream), auto_refresh=False)
         self._task = self._progress.add_task("", total=epochs, figures="")
         self._progress.start()
 

@@ -208,7 +208,7 @@ def main(token: str) -> int:
     for pgid in groups:
         try:
             os.killpg(pgid, signal.SIGKILL)
-        except OSError:  # noqa: PERF203
+        except OSError:
             pass
     sweep(token, _ABANDONED_SWEEP_S)
     return 0
