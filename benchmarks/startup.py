@@ -286,7 +286,11 @@ def run(console: Console, rounds: int, window_s: float, *, timeline: bool) -> di
     """Measure everything, show it, and return it as JSON values."""
     alone: dict[str, list[Alone]] = {kind: [] for kind in KINDS}
     starts: dict[str, list[Start]] = {kind: [] for kind in KINDS}
-    start_alone()  # fills the page cache, for both sides
+    if sys.dont_write_bytecode:
+        console.print(
+            "PYTHONDONTWRITEBYTECODE is set: every process may have to compile all that it imports", style="bold"
+        )
+    start_alone()  # fills the page cache and, where it may, the bytecode cache, for both sides
     for number in range(rounds):
         for kind, data_hosts in KINDS.items():
             plain, model = start_alone()
@@ -327,6 +331,7 @@ def run(console: Console, rounds: int, window_s: float, *, timeline: bool) -> di
     return {
         "benchmark": "startup",
         "cpus": cpu_count(),
+        "writes_bytecode": not sys.dont_write_bytecode,
         "alone": {kind: [asdict(plain) for plain in found] for kind, found in alone.items()},
         "starts": {kind: [asdict(start) for start in found] for kind, found in starts.items()},
         "extra_s": extra_s,

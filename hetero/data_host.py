@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -37,6 +39,9 @@ class DataHostLife(HostLife):
         return self._end_by(ChildFailed(f"{spec.name} on {self._config.host} ended by itself with exit code 0."))
 
     def _on_child_failed(self, spec: ProcessSpec, failure: Failure) -> Ending | None:
+        with contextlib.suppress(HeteroError):  # should the job be lost by this, the coordinator knows why
+            age_s = max(0.0, time.time() - failure.time_s)
+            self._control.report_failure(failure.to_dict(), age_s, timeout_s=self._tell_timeout_s)
         if spec.kind is ProcessKind.DISPATCHER:
             return self._failed(failure)
         workers = {name for name, other in self._specs.items() if other.kind is ProcessKind.WORKER}

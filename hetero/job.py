@@ -83,7 +83,10 @@ class Job:
         if self.splits_function is None:
             splits: list[Any] = [str(path) for path in context.channel_files("training")]
         else:
-            splits = [str(split) if isinstance(split, Path) else split for split in self.splits_function(context)]
+            found = self.splits_function(context)
+            if found is None or isinstance(found, (str, bytes, dict)):
+                raise InputError(f"The splits function of job {self.name!r} returned {found!r}; it must return a list.")
+            splits = [str(split) if isinstance(split, Path) else split for split in found]
         if not splits:
             raise InputError(f"Job {self.name!r} has no splits: its splits function returned an empty list.")
         try:
@@ -321,12 +324,11 @@ def _source_path(reference: str, where: str) -> Path:
 
 def _find_spec(module: str) -> importlib.machinery.ModuleSpec | None:
     """Find a module as an import would, but import none of its packages: they may be heavy, and may raise."""
-    name, *inner = module.split(".")
-    spec = importlib.util.find_spec(name)
-    for part in inner:
+    top, *inner = module.split(".")
+    spec = importlib.util.find_spec(top)
+    for name in inner:  # each by its last name alone: for a dotted one its package would have to be imported
         if spec is None or spec.submodule_search_locations is None:
             return None
-        name = f"{name}.{part}"
         spec = importlib.machinery.PathFinder.find_spec(name, list(spec.submodule_search_locations))
     return spec
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
 from hetero.errors import HeteroError, PeerNeverCame, Stopped
@@ -209,8 +209,8 @@ class HostLife:
     def _handle(self, event: object) -> Ending | None:
         ending = None
         if isinstance(event, SignalReceived):
-            stopped = Stopped(event.signum)
-            ending = Ending(stopped.exit_code, reason=str(stopped))
+            # The peers hear of it as the reason for leaving: a stop is the job's end, and no failure of this host.
+            ending = replace(self._end_by(Stopped(event.signum)), failure=None)
         elif isinstance(event, JoinFailed):
             ending = self._end_by(self._no_coordinator() if isinstance(event.error, PeerNeverCame) else event.error)
         elif isinstance(event, Unreachable):

@@ -6,6 +6,7 @@ asks the coordinator where they are.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -71,6 +72,16 @@ class DataService:
         state = self._state()
         hosts = state.data_hosts if state else ()
         return {host.name for host in hosts if host.lost or host.left or host.workers_gone_for_good}
+
+
+@contextlib.contextmanager
+def _exit_0_is_return() -> Iterator[None]:
+    """Take `sys.exit(0)` in a train function for a return: peers still wait for this rank's result."""
+    try:
+        yield
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            raise
 
 
 class RankFeed:
@@ -161,7 +172,8 @@ class Rank:
         )
         try:
             assert job.train_function is not None  # noqa: S101  load_job checked it
-            job.train_function(context)
+            with _exit_0_is_return():
+                job.train_function(context)
         finally:
             meter.close()
             stream.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hetero.control.state import HostReport, JobState
+from hetero.control.state import HostReport, HostState, JobState
 from hetero.host import HostConfig
 from hetero.rundir import read_json, write_json_atomic
 
@@ -35,7 +35,7 @@ def summarise(
     topology = config.topology
     hosts = {host.name: host for host in state.hosts} if state else {}
     cpu_s = {name: host.cpu_s for name, host in hosts.items()} | {config.host: own.cpu_s}
-    lost = sum(host.workers_lost for host in hosts.values())
+    lost = sum(host.workers_lost + _workers_gone_with(host) for host in hosts.values())
     first = ranks[0] if ranks else {}
     return {
         "job": config.job_name,
@@ -66,6 +66,12 @@ def summarise(
         "rank_steps": [rank["steps"] for rank in ranks],
         "results": first.get("results", {}),
     }
+
+
+def _workers_gone_with(host: HostState) -> int:
+    """Return the workers of a data host that left before the end, by itself or by vanishing."""
+    gone = host.role == "data" and (host.lost or bool(host.leave_reason))
+    return max(1, host.workers_alive) if gone else 0
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -22,7 +22,11 @@ from hetero.topology import Role
 from hetero.training.horovod import RendezvousHandle, start_rendezvous
 
 SETTLE_S = 2.0
-"""How long a failure that only follows from another one waits for that other one."""
+"""How long a failure that only follows from another one waits for that other one to be told.
+
+A rank that died is told of by its launcher at once. A host that vanished is known after a lease; then its peers' ranks,
+broken off in an allreduce, have nothing to say but that somebody is gone.
+"""
 
 
 class TrainerHostLife(HostLife):
@@ -63,7 +67,10 @@ class TrainerHostLife(HostLife):
 
     def _on_state(self, state: JobState) -> Ending | None:
         if state.ended and state.outcome is not Outcome.SUCCEEDED:
-            return self._end_by_state(state, self._EXIT_CODES)
+            ending = self._end_by_state(state, self._EXIT_CODES)
+            asked_for = state.failure.suggested_exit_code if state.failure else None
+            failed = state.outcome is Outcome.FAILED and asked_for
+            return replace(ending, exit_code=asked_for or 1) if failed else ending
         if self._is_chief and self._rendezvous is None and all(host.registered for host in state.trainer_hosts):
             self._start_rendezvous(state)
         return None
@@ -90,7 +97,8 @@ class TrainerHostLife(HostLife):
         self._failures.append(failure)
         if failure.secondary:
             # Another rank failed first; its launcher is about to say so.
-            self._settled_s = self._settled_s or time.monotonic() + SETTLE_S
+            wait_s = SETTLE_S + (self._settings.lease_s if len(self._topology.trainers) > 1 else 0.0)
+            self._settled_s = self._settled_s or time.monotonic() + wait_s
             return None
         return self._failed_ranks()
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetero.clusters.local import LocalCluster
-from hetero.errors import Stopped
+from hetero.errors import SettingsError, Stopped
 from hetero.process.child import ChildSpec
 from hetero.process.console import Console
 from hetero.process.group import ChildEnded
@@ -33,7 +34,7 @@ class ClusterSpec:
         data_hosts, trainer_hosts: How many virtual hosts of each role; no data hosts is the homogeneous job.
         data_cpus, trainer_cpus: CPUs that the hosts of a role are pinned to; None leaves them free.
         control_port: Port of the coordinator; None takes a free one.
-        grace_s: The launchers' own `--grace-s`.
+        grace_s, lease_s: The launchers' own `--grace-s` and `--lease-s`.
     """
 
     data_hosts: int
@@ -44,6 +45,7 @@ class ClusterSpec:
     data_group: str = "data_group"
     trainer_group: str = "dnn_group"
     grace_s: float = 10.0
+    lease_s: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class HostResult:
 def run_cluster(spec: ClusterSpec, run: RunDir, arguments: Sequence[str], console: Console) -> list[HostResult]:
     """Run one launcher for each virtual host until all have ended.
 
-    A signal to this process (SIGTERM, SIGINT) is passed on to every launcher as SIGTERM.
+    A signal to this process (SIGTERM, SIGINT) is passed on to every launcher as SIGTERM. So is the bad end of the
+    coordinator's host, which hosts that never reached it would not hear of before the start deadline.
 
     Args:
         spec: The hosts.
@@ -98,12 +101,16 @@ def run_cluster(spec: ClusterSpec, run: RunDir, arguments: Sequence[str], consol
         try:
             for host in cluster.hosts:
                 supervisor.start(_launcher(cluster, host, run, arguments, console))
-            while len(results) < len(cluster.hosts):
-                event = supervisor.next_event()
+            deadline_s = math.inf
+            while len(results) < len(cluster.hosts) and time.monotonic() < deadline_s:
+                event = supervisor.next_event(None if deadline_s == math.inf else deadline_s - time.monotonic())
                 if isinstance(event, Stopped):
                     raise event
                 if isinstance(event, ChildEnded):
-                    results[event.name] = HostResult(event.name, _code(event), time.time())
+                    results[event.name] = _result(event)
+                    if event.name == cluster.hosts[0] and results[event.name].exit_code:
+                        deadline_s = time.monotonic() + _patience_s(spec, results[event.name])
+            results |= {event.name: _result(event) for event in supervisor.stop()}
         finally:
             supervisor.stop()
             for number, handler in previous.items():
@@ -123,6 +130,17 @@ def _launcher(cluster: LocalCluster, host: str, run: RunDir, arguments: Sequence
     )
 
 
+def _patience_s(spec: ClusterSpec, coordinator: HostResult) -> float:
+    """Return how long the other hosts may go on after the bad end of the coordinator's host, seconds."""
+    if coordinator.exit_code == SettingsError.exit_code:
+        return 0.0  # it never began
+    return spec.lease_s + spec.grace_s + LAUNCHER_MARGIN_S
+
+
+def _result(event: ChildEnded) -> HostResult:
+    return HostResult(event.name, _code(event), time.time())
+
+
 def _code(event: ChildEnded) -> int:
     if event.exit_code is not None:
         return event.exit_code
@@ -132,9 +150,11 @@ def _code(event: ChildEnded) -> int:
 def exit_code_of(results: Sequence[HostResult], trainer_hosts: int) -> int:
     """Return the exit code of a cluster: that of the first trainer host in time that failed.
 
-    A data host's code counts only where no trainer ended at all well or badly by its own: the trainers decide whether
-    there is a model.
+    The trainers decide whether there is a model, so a data host's code does not count; except where the coordinator's
+    host refused the settings, since the others then only failed to find it.
     """
+    if results[0].exit_code == SettingsError.exit_code:
+        return SettingsError.exit_code
     trainers = results[len(results) - trainer_hosts :]
     failed = sorted((result for result in trainers if result.exit_code), key=lambda result: result.ended_s)
     if not failed:

@@ -105,9 +105,7 @@ def _run(spec: ClusterSpec, run: RunDir, *, quiet: bool) -> dict[str, Any]:
     if code or summary is None:
         failure = read_json(run.failure)
         cause = Failure.from_dict(failure).describe() if failure else f"exit code {code}"
-        raise ChildFailed(
-            f"The demo's training failed: {cause}. Run `hetero demo` again with --debug to see its output."
-        )
+        raise ChildFailed(f"The demo's training failed: {cause}. Its logs are in {run.path}.")
     return summary
 
 
@@ -142,11 +140,23 @@ def meaning(before: Mapping[str, Any], after: Mapping[str, Any], *, one_cpu: boo
             "This machine has one CPU, which all hosts share, so it cannot show a speed-up. "
             "On a cluster the data hosts bring CPUs of their own."
         )
-    ratio = speed_up(before, after) or 1.0
-    return (
+    ratio = speed_up(before, after)
+    if ratio is None:
+        return (
+            "One of the two runs took too few steps to be measured, so there is no speed-up to tell. "
+            "`hetero demo --keep` keeps what they wrote."
+        )
+    first = (
         f"With the input prepared on the data hosts the same ranks took {ratio:.2f} times as many rows a second: they "
         f"waited for input {percent(after['input_wait_fraction'])} of the time instead of "
         f"{percent(before['input_wait_fraction'])}. "
+    )
+    if round(ratio, 2) <= 1:
+        return first + (
+            "No data host is cheap enough to save money here: this machine's other CPUs were busy with something else, "
+            "or input was not what the ranks waited for."
+        )
+    return first + (
         f"A rented trainer host is paid for {1 / ratio:.2f} times as long, so data hosts that cost less than "
         f"{100 * (ratio - 1):.0f} % of its price save money."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -53,12 +54,15 @@ def _options(
 
 def main() -> None:
     """Run the command line; the console script's entry. Ends the process with DESIGN's exit codes."""
+    if "" not in sys.path:  # `--job package.module:name` is looked for here, as `python -m` in the launchers does
+        sys.path.insert(0, "")
     try:
         app(standalone_mode=True)
-    except HeteroError as error:
-        if os.environ.get("HETERO_DEBUG"):
-            raise
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code)
     except BrokenPipeError:
         os._exit(128 + signal.SIGPIPE)  # the reader of our output left; closing stdout would only fail again
+    except (HeteroError, OSError) as error:
+        if os.environ.get("HETERO_DEBUG"):
+            traceback.print_exc()
+        else:
+            Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(error.exit_code if isinstance(error, HeteroError) else 1)

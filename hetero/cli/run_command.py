@@ -17,7 +17,12 @@ from hetero.process.console import Console
 from hetero.rundir import RunDir, default_run_dir, read_json
 from hetero.settings import find_job, resolve, resolve_engine
 
-CONTEXT_SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True}
+CONTEXT_SETTINGS = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    # The command's own flags too are accepted with underscores, or --data_hosts would pass for an option of the job.
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+}
 
 
 def run(  # noqa: PLR0917  typer calls it by name
@@ -47,8 +52,10 @@ def run(  # noqa: PLR0917  typer calls it by name
         data_group=settings.data_group,
         trainer_group=settings.trainer_group,
         grace_s=settings.grace_s,
+        lease_s=settings.lease_s,
     )
     folder = RunDir(settings.run_dir or default_run_dir(declaration.name))
+    folder.create()
     folder.refuse_if_used()
     with Console(quiet=as_json) as console:
         results = run_cluster(spec, folder, _without_run_dir(context.args), console)

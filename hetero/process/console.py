@@ -62,6 +62,7 @@ class Console:
                     self._write(before if mark else line)
             except (OSError, ValueError):  # closed pipe, full disk, closed file
                 self._broken = True
+                _silence(self._stream)
 
     def _write(self, line: str) -> None:
         self._stream.write(line + "\n")
@@ -81,6 +82,16 @@ class Console:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _silence(stream: TextIO) -> None:
+    """Point a broken stream nowhere, or what else this process prints there, and its flush at exit, would fail too."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(null, stream.fileno())
+        finally:
+            os.close(null)
 
 
 def _is_terminal(stream: TextIO) -> bool:

@@ -106,6 +106,8 @@ def test_training_goes_on_when_the_second_data_host_is_lost(tmp_path: Path, how:
         codes = job.wait()
         gone = 128 + signal.SIGTERM if how == "SIGTERM" else -signal.SIGKILL
         assert codes == {"data-1": 0, "data-2": gone, "trainer-1": 0}, job.outputs()
+        assert job.summary()["lost_workers"] == 1
+        assert job.summary()["rows_lost"] is None
         for epoch in range(2):
             assert max(job.rows(epoch, ranks=1).values()) == 1
         assert len(job.rows(1, ranks=1)) == TOTAL, "the survivor prepares the whole of the next epoch"
@@ -131,6 +133,30 @@ def test_training_ends_when_the_only_data_host_vanishes(tmp_path: Path) -> None:
         assert job.failure()["exception"] == "DataServiceLost"
 
 
+def test_training_ends_when_the_first_of_two_data_hosts_vanishes(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, 2, 1, SLOW) as job:
+        job.start().wait_for_steps(5)
+        job.launchers["data-1"].kill()
+        assert job.wait() == {"data-1": -signal.SIGKILL, "data-2": 4, "trainer-1": 4}, job.outputs()
+        assert "data-1" in job.failure()["message"]
+
+
+def test_the_chief_vanishes_from_a_homogeneous_job(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, 0, 2, SLOW) as job:
+        job.start().wait_for_steps(5)
+        job.launchers["trainer-1"].kill()
+        killed_s = time.monotonic()
+        assert job.wait() == {"trainer-1": -signal.SIGKILL, "trainer-2": 5}, job.outputs()
+        assert job.ended_s["trainer-2"] - killed_s <= LEASE_S + 5
+        assert "trainer-1" in job.failure()["message"]
+
+
+def test_a_train_function_that_calls_exit_0_has_ended_well(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, 0, 1, [*SLOW, "--ranks-per-host=2", "--exit-step=3"]) as job:
+        assert job.start().wait() == {"trainer-1": 0}, job.outputs()
+        assert job.summary()["rank_steps"] == [4, 4]
+
+
 def test_a_worker_that_cannot_live_ends_the_job(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 1, [*SLOW, "--rows=6000"]) as job:
         job.start().wait_for_steps(5)
@@ -149,7 +175,8 @@ def test_a_worker_that_cannot_live_ends_the_job(tmp_path: Path) -> None:
         wait_until("the end of the trainer", dead_again, 90)
         codes = job.wait()
         assert codes["trainer-1"] == 4, job.outputs()
-        assert codes["data-1"] in (1, 4)
+        assert codes["data-1"] == 4
+        assert (job.failure()["process"], job.failure()["signal"]) == ("worker-0", "SIGKILL")
 
 
 def test_no_trainer_ever_comes(tmp_path: Path) -> None:
@@ -187,6 +214,7 @@ def test_a_signal_to_the_chief_stops_the_job_everywhere(tmp_path: Path, signum: 
         job.launchers["trainer-1"].send_signal(signum)
         codes = job.wait()
         assert codes == {"data-1": 0, "trainer-1": 128 + signum, "trainer-2": 143}, job.outputs()
+        assert signum.name in job.failure()["message"]
 
 
 def test_a_taken_coordinator_port_is_named(tmp_path: Path) -> None:

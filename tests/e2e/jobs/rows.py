@@ -1,7 +1,7 @@
 """A job of the tests: rows that are only numbers, and a train function that writes down which ones it saw.
 
 Options: rows (per split), pieces (number of splits), step_s (time that a step takes), fail_epoch and fail_step (raise
-there), collective (allreduce in each step).
+there), exit_step (sys.exit(0) there), collective (allreduce in each step).
 """
 
 import json
@@ -11,7 +11,9 @@ import time
 
 import hetero
 
-job = hetero.Job("rows", batch_size=8, rows=50, pieces=8, step_s=0.0, fail_epoch=-1, fail_step=-1, collective=True)
+job = hetero.Job(
+    "rows", batch_size=8, rows=50, pieces=8, step_s=0.0, fail_epoch=-1, fail_step=-1, exit_step=-1, collective=True
+)
 
 
 @job.splits
@@ -47,6 +49,8 @@ def train(ctx):
                     barrier()
                 if (epoch, step) == (ctx.params["fail_epoch"], ctx.params["fail_step"]) and ctx.is_chief:
                     raise ValueError("the loss is not a number")
+                if step == ctx.params["exit_step"]:
+                    sys.exit(0)
                 time.sleep(ctx.params["step_s"])
                 steps += 1
     ctx.log(steps_seen=steps, pid=os.getpid(), python=sys.version_info[0])

@@ -1,0 +1,116 @@
+"""summary.json: what a run came to, complete whatever the run managed to measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hetero.control.state import HostReport, HostState, JobState, Phase
+from hetero.host import HostConfig
+from hetero.rundir import read_json, write_json_atomic
+from hetero.settings import Settings
+from hetero.summary import summarise, write_summary
+from hetero.topology import Host, Role, Topology
+
+FIELDS = {
+    "job", "engine", "outcome", "hosts", "ranks", "epochs", "steps", "rows", "step_ms", "input_wait_fraction",
+    "rows_per_s", "first_step_s", "train_s", "cpu_s", "replayed_batches", "lost_workers",
+}  # fmt: skip
+"""What DESIGN.md promises."""
+DATA = tuple(Host(f"data-{n}", Role.DATA, "data_group", "127.0.0.1") for n in (1, 2))
+TRAINERS = tuple(Host(f"trainer-{n}", Role.TRAINER, "dnn_group", "127.0.0.1") for n in (1, 2))
+
+
+def config(run_dir: Path = Path("/runs/a")) -> HostConfig:
+    return HostConfig(
+        settings=Settings(job="job.py:job", epochs=3, batch_size=8),
+        topology=Topology(TRAINERS[0], DATA, TRAINERS, None, "a test"),
+        engine="tf_data",
+        job_name="digits",
+        run_dir=str(run_dir),
+        run_id="of-the-launcher",
+        control_address="data-1:16000",
+        started_s=0.0,
+    )
+
+
+def state(lost: dict[str, int] | None = None) -> JobState:
+    hosts = [
+        HostState(host.name, host.role.value, cpu_s=cpu_s, ranks=ranks, workers_lost=(lost or {}).get(host.name, 0))
+        for host, cpu_s, ranks in zip(DATA + TRAINERS, (1.5, 2.5, 4.0, 8.0), (0, 0, 2, 2), strict=True)
+    ]
+    return JobState(1, 0, "of-the-coordinator", 9.0, Phase.ENDED, hosts=tuple(hosts))
+
+
+def rank(number: int, **figures: Any) -> dict[str, Any]:
+    return {
+        "rank": number,
+        "steps": 7,
+        "rows": 50,
+        "step_ms": {"mean": 2.0 + number, "p50": 2.0, "p95": 3.0},
+        "input_wait_fraction": 0.2 * (number + 1),
+        "rows_per_s": 100.0,
+        "first_batch_s": 1.0,
+        "first_step_s": 1.5,
+        "train_s": 9.0,
+        "dropped_rows": 4,
+        "results": {"accuracy": 0.9 - number},
+        **figures,
+    }
+
+
+def test_figures_of_all_ranks_add_up_and_times_are_those_of_rank_0() -> None:
+    summary = summarise(config(), state(), "succeeded", HostReport(cpu_s=5.0, ranks=2), [rank(0), rank(1)])
+    assert summary.keys() >= FIELDS
+    assert summary == {
+        "job": "digits", "engine": "tf_data", "outcome": "succeeded", "hosts": {"data": 2, "trainer": 2}, "ranks": 2,
+        "epochs": 3, "steps": 7, "rows": 100, "step_ms": {"mean": 2.0, "p50": 2.0, "p95": 3.0},
+        "input_wait_fraction": pytest.approx(0.3), "rows_per_s": 200.0, "first_step_s": 1.5, "train_s": 9.0,
+        "cpu_s": {"data": 4.0, "trainer": 13.0}, "replayed_batches": 0, "lost_workers": 0, "rows_lost": 0,
+        "dropped_rows": 4, "batch_size": 8, "first_batch_s": 1.0, "run_id": "of-the-coordinator",
+        "rank_steps": [7, 7], "results": {"accuracy": 0.9},
+    }  # fmt: skip
+
+
+def test_this_hosts_own_last_report_counts_and_not_what_the_coordinator_heard_last() -> None:
+    summary = summarise(config(), state(), "succeeded", HostReport(cpu_s=100.0), [rank(0)])
+    assert summary["cpu_s"]["trainer"] == 108.0
+
+
+def test_with_lost_workers_nobody_knows_how_many_rows_went_with_them() -> None:
+    summary = summarise(config(), state({"data-2": 3}), "succeeded", HostReport(), [rank(0)])
+    assert summary["lost_workers"] == 3
+    assert summary["rows_lost"] is None
+
+
+def test_a_failed_run_has_every_field_and_null_for_what_was_never_measured() -> None:
+    summary = summarise(config(), state(), "failed", HostReport(ranks=2), [])
+    assert summary.keys() >= FIELDS
+    assert (summary["outcome"], summary["ranks"], summary["results"]) == ("failed", 4, {})
+    assert summary["step_ms"] == {"mean": None, "p50": None, "p95": None}
+    for name in ("steps", "rows", "input_wait_fraction", "rows_per_s", "first_step_s", "train_s", "dropped_rows"):
+        assert summary[name] is None, name
+
+
+def test_a_run_whose_coordinator_was_never_heard_is_summed_up_too() -> None:
+    summary = summarise(config(), None, "failed", HostReport(ranks=2, cpu_s=1.234), [])
+    assert (summary["ranks"], summary["run_id"]) == (2, "of-the-launcher")
+    assert summary["cpu_s"] == {"data": 0.0, "trainer": 1.23}
+
+
+def test_a_rank_that_took_too_few_steps_to_be_measured_leaves_the_figures_of_the_others() -> None:
+    idle = rank(1, input_wait_fraction=None, rows_per_s=None, rows=0)
+    summary = summarise(config(), state(), "succeeded", HostReport(), [rank(0), idle])
+    assert (summary["rows_per_s"], summary["input_wait_fraction"], summary["rows"]) == (100.0, 0.2, 50)
+
+
+@pytest.mark.parametrize("with_ranks", [True, False])
+def test_the_summary_is_written_from_what_the_ranks_left(tmp_path: Path, with_ranks: bool) -> None:
+    one = config(tmp_path)
+    if with_ranks:
+        write_json_atomic(one.run().result("trainer-1", "ranks"), [rank(0), rank(1)])
+    write_summary(one, state(), "succeeded", HostReport())
+    summary = read_json(tmp_path / "summary.json")
+    assert summary["rank_steps"] == ([7, 7] if with_ranks else [])
