@@ -15,7 +15,7 @@ from hetero.training import evaluate, fit
 
 # A job is a name and its own defaults, which flags override (`--epochs 3`). They are literals, because the launcher
 # reads them without running this file: it never imports TensorFlow.
-job = hetero.Job("digits", engine="tf_data", batch_size=64, epochs=16)
+job = hetero.Job("digits", engine="tf_data", batch_size=64, epochs=12)
 
 SIDE = 32  # pixels of the pictures the network sees; the digits come with 8
 WIDTHS = 4  # every picture is drawn with four stroke widths, its channels

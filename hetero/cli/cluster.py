@@ -20,7 +20,7 @@ from hetero.process.child import ChildSpec
 from hetero.process.console import Console
 from hetero.process.group import ChildEnded
 from hetero.process.supervisor import Supervisor
-from hetero.rundir import RunDir
+from hetero.rundir import RunDir, read_json, write_json_atomic
 
 LAUNCHER_MARGIN_S = 5.0
 """A launcher needs its own grace period for its children and a moment to write down how it ended."""
@@ -110,7 +110,10 @@ def run_cluster(spec: ClusterSpec, run: RunDir, arguments: Sequence[str], consol
                     results[event.name] = _result(event)
                     if event.name == cluster.hosts[0] and results[event.name].exit_code:
                         deadline_s = time.monotonic() + _patience_s(spec, results[event.name])
+            cause = read_json(run.failure)
             results |= {event.name: _result(event) for event in supervisor.stop()}
+            if cause is not None:
+                write_json_atomic(run.failure, cause)  # those stopped just now only know that they were
         finally:
             supervisor.stop()
             for number, handler in previous.items():

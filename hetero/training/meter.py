@@ -78,7 +78,8 @@ class _Step:
     began_s: float
     compute_s: float = 0.0
     wait_s: float = 0.0
-    shown: bool = False
+    shown_wait_s: float | None = None
+    """The wait that a progress line has shown already, None before the step was part of one."""
 
 
 @dataclass
@@ -240,8 +241,11 @@ class StepMeter:
         if step.number > 0:
             self._step_ms.append(1000 * (step.compute_s + step.wait_s))
             self._total.add(step)
-            if not step.shown:
+            if step.shown_wait_s is None:
                 self._window.add(step)
+            else:  # the wait for an epoch's first batch, shown with that epoch
+                self._window.step_s += step.wait_s - step.shown_wait_s
+                self._window.wait_s += step.wait_s - step.shown_wait_s
         if self._file is not None:
             step_ms, wait_ms = 1000 * (step.compute_s + step.wait_s), 1000 * step.wait_s
             line = {"step": step.number, "epoch": step.epoch, "rows": step.rows}
@@ -254,10 +258,12 @@ class StepMeter:
         window, self._window = self._window, _Window()
         if with_pending and self._pending is not None and self._pending.number > 0:
             window.add(self._pending)  # the epoch's last step: only the wait for the next epoch is missing
-            self._pending.shown = True
-        if self._progress == "off" or (window.step_s <= 0 and self._progress == "plain"):
+            self._pending.shown_wait_s = self._pending.wait_s
+        if window.steps == 0:
+            self._window = window  # a wait without its step: it is shown with the next line
+        if self._progress == "off" or (window.steps == 0 and self._progress == "plain"):
             return
-        timed = window.step_s > 0
+        timed = window.steps > 0 and window.step_s > 0
         rows_per_s = window.rows * self._size / window.step_s if timed else 0.0
         if self._progress == "plain":
             step_ms, wait_ms = 1000 * window.step_s / window.steps, 1000 * window.wait_s / window.steps

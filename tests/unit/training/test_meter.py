@@ -121,7 +121,7 @@ def test_plain_lines_come_every_few_seconds_and_at_the_end_of_an_epoch() -> None
     assert said[-1].endswith("epoch=2 step=1")
 
 
-def test_each_step_is_shown_once_although_the_last_of_an_epoch_ends_in_the_next() -> None:
+def test_the_wait_for_an_epoch_is_shown_with_it_and_each_step_once() -> None:
     clock, said = FakeClock(), list[str]()
     meter = StepMeter(clock=clock, emit=said.append, progress="events", interval_s=1e9)
     train(meter, clock, 0, stream(clock, [0.0, 0.0, 0.0]), compute_s=1.0)
@@ -130,7 +130,7 @@ def test_each_step_is_shown_once_although_the_last_of_an_epoch_ends_in_the_next(
     assert all(line.startswith(EVENT_MARK) for line in said)
     assert [(event["step"], event["step_ms"], event["epoch_ended"]) for event in events] == [
         (3, 1000, True),
-        (2, 3000, True),
+        (2, 7500, True),
     ]
     assert [event["steps_per_epoch"] for event in events] == [3, 2]
     assert events[1]["rows"] == 20
