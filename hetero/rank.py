@@ -16,62 +16,14 @@ from typing import TYPE_CHECKING, Any
 from hetero.control.state import JobState, Phase
 from hetero.data.epoch import InputStream
 from hetero.data.exchange import Exchange, ExchangeServer
-from hetero.errors import DataServiceLost, HeteroError, PeerFailed, PeerNeverCame, TrainerLost
-from hetero.host import HostConfig, open_tasks
+from hetero.engines import DataService, LocalOpener, TfDataOpener
+from hetero.host import HostConfig
 from hetero.job import InputContext, Job, TrainContext, load_job
 from hetero.rundir import RunDir, write_json_atomic
 from hetero.training.meter import StepMeter
 
 if TYPE_CHECKING:
-    from hetero.data.engine import Opener, Source
-
-
-class DataService:
-    """What a rank asks of the hosts that prepare its input.
-
-    Args:
-        state: Returns the newest state of the job.
-    """
-
-    def __init__(self, state: Callable[[], JobState | None]) -> None:
-        self._state = state
-
-    def check(self) -> None:
-        """Raise what ended the job, if something did."""
-        state = self._state()
-        if state is None or not state.ended:
-            return
-        cause = state.failure.describe() if state.failure else state.outcome.value
-        kinds: dict[str, type[HeteroError]] = {
-            "DATA_LOST": DataServiceLost,
-            "NEVER_STARTED": PeerNeverCame,
-            "TRAINER_LOST": TrainerLost,
-        }
-        raise kinds.get(state.outcome.name, PeerFailed)(str(cause))
-
-    def dispatcher(self) -> str:
-        """Return host:port of the dispatcher."""
-        state = self._state()
-        if state is None or "dispatcher" not in state.endpoints:
-            raise DataServiceLost("The coordinator knows no dispatcher. See the data hosts' logs.")
-        return state.endpoints["dispatcher"]
-
-    def lost(self) -> bool:
-        """Return True if a data host is gone for good."""
-        return bool(self._gone())
-
-    def idle(self) -> bool:
-        """Return True if a data host is gone for good and the workers of all others have nothing to do."""
-        state, gone = self._state(), self._gone()
-        if state is None or not gone:
-            return False
-        living = {name: value for name, value in state.endpoints.items() if name.startswith("worker/")}
-        return all(not open_tasks(value) for name, value in living.items() if name.split("/")[1] not in gone)
-
-    def _gone(self) -> set[str]:
-        state = self._state()
-        hosts = state.data_hosts if state else ()
-        return {host.name for host in hosts if host.lost or host.left or host.workers_gone_for_good}
+    from hetero.data.engine import Opener
 
 
 @contextlib.contextmanager
@@ -233,43 +185,11 @@ class Rank:
         assert job.inputs_function is not None  # noqa: S101  load_job checked it
         make_inputs = job.inputs_function
         if self._config.engine == "local":
-            from hetero.data.local import LocalSource
-
             share = splits[rank::size]
-
-            def open_local(epoch: int) -> Source:
-                dataset = make_inputs(self._input_context(share, epoch)) if share else ()
-                if hasattr(dataset, "element_spec"):  # a tf.data.Dataset
-                    from hetero.data.tf_graph import check_dataset
-
-                    check_dataset(dataset, "local")
-                return LocalSource(dataset)
-
-            return open_local
-
-        from hetero.data import tf_service
-
-        def open_tf_data(epoch: int) -> Source:
-            dataset_id = f"{run_id}-{epoch}"
-            dispatcher = self._service.dispatcher()
-            key = f"dataset-{epoch}"
-            if rank == 0:
-                dataset = make_inputs(self._input_context(splits, epoch))
-                tf_service.check_dataset(dataset, "tf_data")
-                tf_service.register_epoch(dataset, dispatcher, dataset_id=dataset_id)
-                if exchange is not None:
-                    exchange.publish(key, b"registered")
-            elif exchange is not None:
-                exchange.wait(key, check=self._service.check)
-            return tf_service.open_epoch(
-                dispatcher,
-                dataset_id,
-                job_name=dataset_id,
-                service_idle=self._service.idle,
-                service_lost=self._service.lost,
-            )
-
-        return open_tf_data
+            return LocalOpener(lambda epoch: make_inputs(self._input_context(share, epoch)) if share else ())
+        return TfDataOpener(
+            lambda epoch: make_inputs(self._input_context(splits, epoch)), self._service, run_id, rank, exchange
+        )
 
     def _collect(self, result: Mapping[str, Any], rank: int, size: int, exchange: Exchange | None, run: RunDir) -> None:
         """Bring all results to rank 0, which leaves them where the chief's launcher reads them."""

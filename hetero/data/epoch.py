@@ -43,7 +43,8 @@ class InputStream:
         remainder: the last rows of an epoch, fewer than a step of all ranks: "drop" or "pad".
         prefetch_batches: full batches read ahead, at least 1.
         check: called at least every 0.5 s while waiting; raises if there is no use in waiting.
-        epochs: number of epochs if known; the next epoch's source is then opened when one's own source ends.
+        epochs: number of epochs if known; the next epoch's source is then opened as soon as this one's has given a
+            batch, and read when this one's has ended.
 
     Attributes:
         dropped_rows: rows, over all ranks, that finished epochs did not use.
@@ -150,10 +151,16 @@ class InputStream:
         with self._lock:
             self._last_begun = epoch
             self._early = {number: frontier for number, frontier in self._early.items() if number >= epoch}
-            return self._open(epoch)
+            state = self._open(epoch)
+            state.may_read.set()
+            return state
 
     def _open(self, epoch: int) -> EpochState:
-        """The state of an epoch, its reader started; needs the lock."""
+        """The state of an epoch, its reader started; needs the lock.
+
+        The reader opens the source at once, and reads when it may: while its rank is still busy with the epoch before,
+        the data hosts already build the pipeline and prepare the first batches of this one.
+        """
         if self._closed:
             raise HeteroError(f"Epoch {epoch} cannot be read: the input stream was closed.")
         if epoch not in self._states:
@@ -274,6 +281,7 @@ class InputStream:
             if state.left:
                 return
             state.drop()
+            state.may_read.set()
             self._states.pop(state.number, None)
             self._room.notify_all()
             self._ready.notify_all()
@@ -293,7 +301,13 @@ class InputStream:
             state.produced += 1
             state.held += 1
             self._report(state)
+            if state.produced == 1:
+                self._open_following(state.number + 1)
         return True
+
+    def _open_following(self, epoch: int) -> None:
+        if self._number_of_epochs is not None and epoch < self._number_of_epochs and not self._closed:
+            self._open(epoch)
 
     def _has_room(self, state: EpochState) -> bool:
         # Batches in a step that still lacks others do not count: the step may need more of this rank's to be complete.
@@ -306,9 +320,9 @@ class InputStream:
                 return
             state.leftover, state.leftover_rows = leftover, rows
             self._report(state)
-            following = state.number + 1
-            if self._number_of_epochs is not None and following < self._number_of_epochs and not self._closed:
-                self._open(following)
+            self._open_following(state.number + 1)
+            if state.number + 1 in self._states:
+                self._states[state.number + 1].may_read.set()
 
     def _fail(self, state: EpochState, error: BaseException) -> None:
         with self._lock:

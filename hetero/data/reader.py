@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ class EpochState:
     leftover_rows: int = RUNNING
     held: int = 0  # own full batches in memory
     source: Source | None = None
+    may_read: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     takings: deque[Taking] = field(default_factory=deque)
     givings: deque[Giving] = field(default_factory=deque)
@@ -144,6 +146,7 @@ def read_epoch(
     rebatcher = Rebatcher(state.schedule.batch_size)
     try:
         source = state.source = open_source(state.number)
+        state.may_read.wait()
         if state.left:
             return
         for raw in source:

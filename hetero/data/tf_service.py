@@ -151,7 +151,17 @@ class TfDataSource:
         self._waiting_since: float | None = None
         self._closed = threading.Event()
         self._cancellation = cancellation_manager()
+        self._joined: Callable[[], Any] | None = None
         self.elements = 0
+
+    def join(self) -> None:
+        """Open the epoch now rather than when it is first read, so that the workers begin to prepare it.
+
+        Raises:
+            DataServiceLost: The dispatcher does not know the epoch any more.
+        """
+        with _translated("open the epoch"):
+            self._joined = self._open()
 
     def __iter__(self) -> Iterator[Any]:
         """Yield elements until the epoch ends or `close` is called.
@@ -168,8 +178,11 @@ class TfDataSource:
             threading.Thread(target=taking.clear, name="tf-data-release", daemon=True).start()
 
     def _elements(self, taking: list[Callable[[], Any]]) -> Iterator[Any]:
-        with _translated("open the epoch"):
-            taking.append(self._open())
+        if self._joined is None:
+            self.join()
+        joined, self._joined = self._joined, None
+        if joined is not None:
+            taking.append(joined)
         while not self._closed.is_set():
             self._waiting_since = time.monotonic()
             try:

@@ -82,8 +82,7 @@ class LocalJob:
             output = (self.folder / f"{host}.out").open("w")
             self.launchers[host] = subprocess.Popen(
                 [*argv, *self.options, *options],
-                # Jobs of the tests use no Keras, which takes a good part of importing TensorFlow.
-                env={**os.environ, "TF_USE_LEGACY_KERAS": "1", **self.cluster.environ(host)},
+                env={**os.environ, **self.cluster.environ(host)},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -13,9 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
+from local_job import REPOSITORY, ROWS_JOB, LocalJob, wait_until
 
 from hetero.clusters.local import free_port
-from local_job import REPOSITORY, ROWS_JOB, LocalJob, wait_until
 
 JOBS = ROWS_JOB.parent
 ROWS = f"--job={ROWS_JOB}:job"
@@ -43,7 +43,7 @@ class Running:
         with self._output.open("w") as output:
             self.command = psutil.Popen(argv, env=environment(), stdout=output, stderr=subprocess.STDOUT)
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> Running:  # noqa: PYI034 - Self needs Python 3.11
         seen = self.run_dir / "seen-0.jsonl"
 
         def trains() -> bool:
@@ -53,7 +53,13 @@ class Running:
         wait_until("the third step", trains)
         self.processes = self.command.children(recursive=True)
         lines = [" ".join(process.cmdline()) for process in self.processes]
-        for part in ("hetero.launcher", "children coordinator", "children dispatcher", "children worker", "children rank"):
+        for part in (
+            "hetero.launcher",
+            "children coordinator",
+            "children dispatcher",
+            "children worker",
+            "children rank",
+        ):
             assert any(part in line for line in lines), f"{part} does not run: {lines}"
         return self
 
@@ -181,7 +187,14 @@ def test_status_shows_a_job_to_whoever_has_its_token(tmp_path: Path) -> None:
         wait_until("the coordinator", lambda: job.status("right"))
         shown = hetero("status", job.address, HETERO_TOKEN="right")
         assert shown.returncode == 0, shown.stderr
-        for part in (": waiting; up", "data-1", "coordinator", "trainer-1", "not here yet", str(job.cluster.control_port)):
+        for part in (
+            ": waiting; up",
+            "data-1",
+            "coordinator",
+            "trainer-1",
+            "not here yet",
+            str(job.cluster.control_port),
+        ):
             assert part in shown.stdout
         for token in ("wrong", ""):
             refused = hetero("status", job.address, HETERO_TOKEN=token)
@@ -206,9 +219,11 @@ def test_status_where_nobody_is_says_so_soon() -> None:
 WATCHED = """
 import sys
 
+FORBIDDEN = ("subprocess.", "os.posix_spawn", "os.fork", "os.exec", "os.mkdir", "socket.bind", "socket.connect")
+
 def watch(event, args):
     writes = event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+")
-    if writes or event.startswith(("subprocess.", "os.posix_spawn", "os.fork", "os.exec", "os.mkdir", "socket.bind", "socket.connect")):
+    if writes or event.startswith(FORBIDDEN):
         print("FORBIDDEN", event, args, file=sys.stderr)
 
 sys.addaudithook(watch)

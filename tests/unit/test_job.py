@@ -215,7 +215,7 @@ def test_what_the_file_raises_passes_through_and_leaves_no_half_module(tmp_path:
 
 
 def test_a_name_that_is_no_job_and_a_job_that_lacks_functions_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(JobFileError, match="has no hetero.Job named 'job', but 'text'"):
+    with pytest.raises(JobFileError, match=r"has no hetero\.Job named 'job', but 'text'"):
         load_job(write(tmp_path, "job = 'text'"))
     with pytest.raises(JobFileError, match=r"no @job\.inputs"):
         load_job(write(tmp_path, 'import hetero\njob = hetero.Job("a")'))

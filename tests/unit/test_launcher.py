@@ -49,6 +49,13 @@ def sagemaker(tmp_path: Path) -> Path:
     return tmp_path / "ml"
 
 
+@pytest.fixture
+def here(sagemaker: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make this process a host of the SageMaker job; return its base directory."""
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(sagemaker))
+    return sagemaker
+
+
 def local(tmp_path: Path, host: str, data_hosts: int = 1) -> dict[str, str]:
     return LocalCluster.create(tmp_path / "cluster.json", data_hosts=data_hosts, trainer_hosts=1).environ(host)
 
@@ -154,16 +161,10 @@ def test_an_engine_that_cannot_run_here_is_refused(
     ],
 )
 def test_on_sagemaker_the_cause_is_left_where_it_is_looked_for(
-    sagemaker: Path,
-    job: str,
-    argv: list[str],
-    cause: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    here: Path, job: str, argv: list[str], cause: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(sagemaker))
     assert launcher.main([job, *argv]) == 2
-    text = (sagemaker / "output" / "failure").read_text()
+    text = (here / "output" / "failure").read_text()
     assert text.startswith(cause)
     assert len(text) <= 1024
     captured = capsys.readouterr()
@@ -171,11 +172,8 @@ def test_on_sagemaker_the_cause_is_left_where_it_is_looked_for(
     assert "Traceback" not in captured.err + captured.out
 
 
-def test_a_failure_file_that_cannot_be_written_changes_nothing(
-    sagemaker: Path, job: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (sagemaker / "output").rmdir()
-    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(sagemaker))
+def test_a_failure_file_that_cannot_be_written_changes_nothing(here: Path, job: str) -> None:
+    (here / "output").rmdir()
     assert launcher.main([job, "--batch-size=0"]) == 2
 
 

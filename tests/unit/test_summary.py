@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,13 @@ def test_with_lost_workers_nobody_knows_how_many_rows_went_with_them() -> None:
     summary = summarise(config(), state({"data-2": 3}), "succeeded", HostReport(), [rank(0)])
     assert summary["lost_workers"] == 3
     assert summary["rows_lost"] is None
+
+
+def test_the_workers_of_a_data_host_that_left_before_the_end_are_lost_with_it() -> None:
+    one = state()
+    gone = (replace(one.hosts[0], lost=True, workers_alive=2), replace(one.hosts[1], left=True, leave_reason="SIGTERM"))
+    summary = summarise(config(), replace(one, hosts=gone + one.hosts[2:]), "succeeded", HostReport(), [rank(0)])
+    assert (summary["lost_workers"], summary["rows_lost"]) == (3, None)
 
 
 def test_a_failed_run_has_every_field_and_null_for_what_was_never_measured() -> None:

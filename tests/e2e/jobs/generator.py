@@ -26,7 +26,7 @@ def train(ctx):
         seen = []
         for batch in ctx.dataset(epoch).as_numpy_iterator() if epoch % 2 else ctx.batches(epoch):
             seen += batch["row"].tolist()
-            assert [bytes(str(name, "utf-8") if isinstance(name, bytes) else name, "utf-8") for name in batch["name"]] == [
-                f"row {row}".encode() for row in batch["row"]
-            ]
+            assert [
+                bytes(str(name, "utf-8") if isinstance(name, bytes) else name, "utf-8") for name in batch["name"]
+            ] == [f"row {row}".encode() for row in batch["row"]]
         ctx.log(**{f"rows_{epoch}": seen})

@@ -110,7 +110,13 @@ class FakeCluster:
         self.specs.append(spec)
         hosts = [*range(spec.data_hosts), *range(spec.trainer_hosts)]
         if self.code:
-            failure = {"host": "trainer-1", "process": "rank-0", "time_s": 0.0, "exception": "ValueError", "message": "no"}
+            failure = {
+                "host": "trainer-1",
+                "process": "rank-0",
+                "time_s": 0.0,
+                "exception": "ValueError",
+                "message": "no",
+            }
             write_json_atomic(run.failure, failure)
         return [HostResult(str(host), self.code, 0.0) for host in hosts]
 

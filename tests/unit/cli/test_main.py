@@ -83,7 +83,9 @@ def test_help_lists_the_commands_own_options(name: str, flags: list[str]) -> Non
     assert [flag for flag in flags if flag not in output] == []
 
 
-@pytest.mark.parametrize("argv", [["unknown"], ["--unknown"], ["status"], ["demo", "--unknown"], ["run", "--data-hosts"]])
+@pytest.mark.parametrize(
+    "argv", [["unknown"], ["--unknown"], ["status"], ["demo", "--unknown"], ["run", "--data-hosts"]]
+)
 def test_what_is_no_command_or_option_is_refused(argv: list[str]) -> None:
     result = CliRunner().invoke(app, argv)
     assert result.exit_code == 2

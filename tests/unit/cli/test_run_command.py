@@ -21,9 +21,10 @@ from hetero.process.console import Console
 from hetero.rundir import RunDir, write_json_atomic
 
 SUMMARY: dict[str, Any] = {
-    "job": "digits", "engine": "local", "outcome": "succeeded", "hosts": {"data": 0, "trainer": 1}, "ranks": 2, "steps": 7,
-    "rows": 56, "step_ms": {"mean": 1.26, "p50": 1.0, "p95": 2.0}, "input_wait_fraction": 0.256, "rows_per_s": 1234.5,
-    "train_s": 9.04, "results": {"accuracy": 0.98765, "note": "fine", "epochs": 3},
+    "job": "digits", "engine": "local", "outcome": "succeeded", "hosts": {"data": 0, "trainer": 1}, "ranks": 2,
+    "steps": 7, "rows": 56, "step_ms": {"mean": 1.26, "p50": 1.0, "p95": 2.0},
+    "input_wait_fraction": 0.256, "rows_per_s": 1234.5, "train_s": 9.04,
+    "results": {"accuracy": 0.98765, "note": "fine", "epochs": 3},
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from hetero.errors import CoordinatorUnreachable, SettingsError
 HOSTS = (
     HostState(
         "data-1", "data", "10.0.0.1", registered=True, cpu_s=12.34, age_s=0.4,
-        processes=(ProcessReport("worker-0", 4711, "running", 6001), ProcessReport("dispatcher", 4710, "running", 6000)),
+        processes=(ProcessReport("worker-0", 4711, "running", 6001), ProcessReport("dispatcher", 4710, "running")),
     ),
     HostState("data-2", "data"),
     HostState("data-3", "data", registered=True, lost=True),
@@ -29,7 +29,15 @@ HOSTS = (
 
 def state(**fields: Any) -> JobState:
     return JobState(
-        **{"version": 1, "restarts": 2, "run_id": "r1", "uptime_s": 61.4, "phase": Phase.TRAINING, "hosts": HOSTS, **fields}
+        **{
+            "version": 1,
+            "restarts": 2,
+            "run_id": "r1",
+            "uptime_s": 61.4,
+            "phase": Phase.TRAINING,
+            "hosts": HOSTS,
+            **fields,
+        }
     )
 
 
@@ -46,7 +54,7 @@ class FakeClient:
     def __init__(self, address: str, token: str | None = None) -> None:
         self._whom = (address, token)
 
-    def __enter__(self) -> FakeClient:
+    def __enter__(self) -> FakeClient:  # noqa: PYI034 - Self needs Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,7 +86,12 @@ def test_the_table_has_every_host_with_its_fate_and_every_process_with_pid_and_p
 
 
 def test_an_ended_job_is_told_with_its_outcome_and_cause(answered: type[FakeClient]) -> None:
-    cause: dict[str, object] = {"host": "trainer-1", "process": "rank-0", "exception": "ValueError", "message": "no loss"}
+    cause: dict[str, object] = {
+        "host": "trainer-1",
+        "process": "rank-0",
+        "exception": "ValueError",
+        "message": "no loss",
+    }
     answered.answer = state(phase=Phase.ENDED, outcome=Outcome.FAILED, cause=cause)
     assert "run r1: ended, failed: ValueError: no loss (rank-0 on trainer-1)" in ask("h:1").output
     answered.answer = state(phase=Phase.ENDED, outcome=Outcome.SUCCEEDED)
@@ -103,7 +116,9 @@ def test_token_and_patience_are_handed_on(answered: type[FakeClient], monkeypatc
     assert answered.asked == ("h:1", None, 5.0)
 
 
-@pytest.mark.parametrize("address", ["algo-1", "algo-1:", ":16000", "a:0", "a:65536", "a:b", "a b:1", "::1:1", "http://a:1"])
+@pytest.mark.parametrize(
+    "address", ["algo-1", "algo-1:", ":16000", "a:0", "a:65536", "a:b", "a b:1", "::1:1", "http://a:1"]
+)
 def test_what_is_no_address_is_a_wrong_setting(address: str) -> None:
     result = ask(address)
     assert isinstance(result.exception, SettingsError)

@@ -1,0 +1,140 @@
+"""The engines as a rank uses them: how an epoch's source is opened, and what is asked of the hosts that fill it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hetero.control.state import JobState
+from hetero.data.engine import Source
+from hetero.data.exchange import Exchange
+from hetero.data.local import LocalSource
+from hetero.errors import DataServiceLost, HeteroError, PeerFailed, PeerNeverCame, TrainerLost
+from hetero.host import open_tasks
+
+OUTSTANDING_REQUESTS = 8
+"""Batches that a rank holds or has asked for; with more workers than that, one of each so that none idles."""
+
+
+class DataService:
+    """What a rank asks of the hosts that prepare its input.
+
+    Args:
+        state: Returns the newest state of the job.
+    """
+
+    def __init__(self, state: Callable[[], JobState | None]) -> None:
+        self._state = state
+
+    def check(self) -> None:
+        """Raise what ended the job, if something did."""
+        state = self._state()
+        if state is None or not state.ended:
+            return
+        cause = state.failure.describe() if state.failure else state.outcome.value
+        kinds: dict[str, type[HeteroError]] = {
+            "DATA_LOST": DataServiceLost,
+            "NEVER_STARTED": PeerNeverCame,
+            "TRAINER_LOST": TrainerLost,
+        }
+        raise kinds.get(state.outcome.name, PeerFailed)(str(cause))
+
+    def dispatcher(self) -> str:
+        """Return host:port of the dispatcher."""
+        state = self._state()
+        if state is None or "dispatcher" not in state.endpoints:
+            raise DataServiceLost("The coordinator knows no dispatcher. See the data hosts' logs.")
+        return state.endpoints["dispatcher"]
+
+    def workers(self) -> int:
+        """Return the number of data workers that serve."""
+        state = self._state()
+        return state.workers_alive if state else 0
+
+    def lost(self) -> bool:
+        """Return True if a data host is gone for good."""
+        return bool(self._gone())
+
+    def idle(self, open_epochs: int) -> bool:
+        """Return True if a data host is gone for good and the workers of all others have nothing to do.
+
+        Args:
+            open_epochs: How many later epochs are open: a worker has one task for each.
+        """
+        state, gone = self._state(), self._gone()
+        if state is None or not gone:
+            return False
+        living = {name: value for name, value in state.endpoints.items() if name.startswith("worker/")}
+        return all(
+            (open_tasks(value) or 0) <= open_epochs for name, value in living.items() if name.split("/")[1] not in gone
+        )
+
+    def _gone(self) -> set[str]:
+        state = self._state()
+        hosts = state.data_hosts if state else ()
+        return {host.name for host in hosts if host.lost or host.left or host.workers_gone_for_good}
+
+
+class LocalOpener:
+    """Opens an epoch of the `local` engine: the rank itself iterates what the job's `inputs` returns.
+
+    Args:
+        make_inputs: Calls the job's `inputs` for an epoch, with this rank's share of the splits.
+    """
+
+    def __init__(self, make_inputs: Callable[[int], Any]) -> None:
+        self._make_inputs = make_inputs
+
+    def __call__(self, epoch: int) -> Source:
+        """Return the epoch's source."""
+        dataset = self._make_inputs(epoch)
+        if hasattr(dataset, "element_spec"):  # a tf.data.Dataset
+            from hetero.data.tf_graph import check_dataset
+
+            check_dataset(dataset, "local")
+        return LocalSource(dataset)
+
+
+class TfDataOpener:
+    """Opens an epoch of the `tf_data` engine: rank 0 ships the dataset to the dispatcher, all ranks join.
+
+    Args:
+        make_inputs: Calls the job's `inputs` for an epoch, with all splits.
+        service: What is known of the data hosts.
+        run_id: Makes the names of this run's epochs differ from any other's.
+        rank: This rank.
+        exchange: Tells the other ranks that rank 0 has registered an epoch; None if there are none.
+    """
+
+    def __init__(
+        self, make_inputs: Callable[[int], Any], service: DataService, run_id: str, rank: int, exchange: Exchange | None
+    ) -> None:
+        self._make_inputs, self._service = make_inputs, service
+        self._run_id, self._rank, self._exchange = run_id, rank, exchange
+        self._newest = -1
+
+    def __call__(self, epoch: int) -> Source:
+        """Return the epoch's source; by then the workers prepare its first batches."""
+        from hetero.data import tf_service
+
+        name = f"{self._run_id}-{epoch}"
+        dispatcher = self._service.dispatcher()
+        if self._rank == 0:
+            dataset = self._make_inputs(epoch)
+            tf_service.check_dataset(dataset, "tf_data")
+            tf_service.register_epoch(dataset, dispatcher, dataset_id=name)
+            if self._exchange is not None:
+                self._exchange.publish(name, b"registered")
+        elif self._exchange is not None:
+            self._exchange.wait(name, check=self._service.check)
+        source = tf_service.open_epoch(
+            dispatcher,
+            name,
+            job_name=name,
+            max_outstanding_requests=max(OUTSTANDING_REQUESTS, self._service.workers()),
+            service_idle=lambda: self._service.idle(open_epochs=self._newest - epoch),
+            service_lost=self._service.lost,
+        )
+        source.join()
+        self._newest = max(self._newest, epoch)
+        return source
