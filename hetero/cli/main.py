@@ -54,8 +54,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; the console script's entry. Ends the process with DESIGN's exit codes."""
-    if "" not in sys.path:  # `--job package.module:name` is looked for here, as `python -m` in the launchers does
-        sys.path.insert(0, "")
+    sys.path.append("")  # `--job package.module:name` is looked for in the current folder too, as launchers do
     try:
         app(standalone_mode=True)
     except BrokenPipeError:

@@ -19,6 +19,11 @@ from hetero.options import OPTIONS
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.fixture(autouse=True)
+def _path_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
 def command(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "hetero", *argv],
@@ -51,6 +56,18 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code() -> None:
     assert done.returncode == 2
     assert "Traceback" in done.stderr
     assert "'nowhere' is no HOST:PORT" in done.stderr.splitlines()[-1]
+
+
+def test_a_job_in_a_module_is_found_in_the_current_folder(tmp_path: Path) -> None:
+    """The console script's sys.path does not have that folder; that of the launchers, `python -m`, has."""
+    (tmp_path / "jobs.py").write_text('import hetero\njob = hetero.Job("a", batch_size=0)\n')
+    script = f"import sys; sys.path[0] = {str(ROOT)!r}; from hetero.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "run", "--job=jobs:job"],
+        capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "the job file's batch_size is 0" in done.stderr
 
 
 def test_without_arguments_the_commands_are_listed() -> None:

@@ -179,7 +179,7 @@ def test_closing_gives_standard_output_back_and_may_be_repeated(terminal: Termin
 
 
 def test_a_terminal_that_is_gone_ends_the_showing_and_nothing_else(terminal: Terminal) -> None:
-    stdout = sys.stdout
+    stdout, threads = sys.stdout, threading.active_count()
     with Console(terminal.stream, {}) as console:
         console(event())
         terminal.text("25 %")
@@ -188,7 +188,7 @@ def test_a_terminal_that_is_gone_ends_the_showing_and_nothing_else(terminal: Ter
             console(event(step=number))
             console("line")
     assert sys.stdout is stdout
-    assert threading.active_count() == 1
+    assert threading.active_count() == threads
 
 
 def test_a_reader_that_went_away_ends_the_showing_and_later_prints_fail_no_more() -> None:
