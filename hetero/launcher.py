@@ -20,13 +20,13 @@ from hetero.clusters import local
 from hetero.data_host import DataHostLife
 from hetero.errors import HeteroError, SettingsError
 from hetero.host import HostConfig
-from hetero.job import read_declaration
+from hetero.job_file import settle
 from hetero.plan import Hardware, HostPlan, plan_host
 from hetero.process.console import Console
 from hetero.process.failure import Failure, sagemaker_text
 from hetero.process.supervisor import Supervisor
 from hetero.rundir import default_run_dir
-from hetero.settings import find_job, resolve, resolve_engine
+from hetero.settings import resolve_engine
 from hetero.topology import Role, Topology
 from hetero.trainer_host import TrainerHostLife
 
@@ -46,10 +46,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], started_s: float) -
         SettingsError, TopologyError, JobFileError, EngineError: with all that is wrong, the value and the next step.
     """
     _refuse_mpirun(environ)
-    reference = find_job(argv, environ)
-    declaration = read_declaration(reference) if reference else None
-    settings = resolve(argv, environ, declaration.defaults if declaration else None)
-    assert declaration is not None  # noqa: S101  resolve() refuses to go on without a job
+    declaration, settings = settle(argv, environ)
     topology = clusters.detect(environ, settings)
     engine = resolve_engine(settings, topology, declaration.engine)
     settings = clusters.complete(settings, environ)
@@ -121,6 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         prepared = prepare(arguments, os.environ, started_s)
+        prepared.config.run().create()
     except HeteroError as error:
         _report_failure(error)
         return error.exit_code

@@ -7,6 +7,7 @@ that nobody pays for a host that waits out a grace period.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
@@ -296,7 +297,8 @@ class HostLife:
         """Write failure.json if something failed; the chief's word is the last one."""
         if ending.cause is None:
             return
-        print(f"[{self._topology.current.role.value} {self._config.host}] {ending.cause.describe()}", flush=True)
         is_chief = self._topology.chief == self._topology.current
         if is_chief or not self._run.failure.exists():
             write_json_atomic(self._run.failure, ending.cause.to_dict())
+        with contextlib.suppress(OSError):
+            print(f"[{self._topology.current.role.value} {self._config.host}] {ending.cause.describe()}", flush=True)

@@ -17,8 +17,10 @@ from hetero.control.state import JobState, Phase
 from hetero.data.epoch import InputStream
 from hetero.data.exchange import Exchange, ExchangeServer
 from hetero.engines import DataService, LocalOpener, TfDataOpener
+from hetero.errors import HeteroError
 from hetero.host import HostConfig
-from hetero.job import InputContext, Job, TrainContext, load_job
+from hetero.job import InputContext, Job, TrainContext
+from hetero.job_file import load_job
 from hetero.rundir import RunDir, write_json_atomic
 from hetero.training.meter import StepMeter
 
@@ -42,10 +44,25 @@ class RankFeed:
     def __init__(self, stream: InputStream, meter: StepMeter) -> None:
         self._stream, self._meter = stream, meter
         self.logged: dict[str, Any] = {}
+        self.error: HeteroError | None = None
 
     def batches(self, epoch: int) -> Iterator[Any]:
         """Yield this rank's batches of an epoch, measured."""
-        return self._meter.batches(epoch, self._stream.batches(epoch))
+        try:
+            yield from self._meter.batches(epoch, self._stream.batches(epoch))
+        except HeteroError as error:
+            self.error = error
+            raise
+
+    @contextlib.contextmanager
+    def own_errors(self) -> Iterator[None]:
+        """Raise what ended the stream, where a library (tf.data, under `ctx.dataset`) hid it in an error of its own."""
+        try:
+            yield
+        except Exception as error:
+            if self.error is None or error is self.error or not type(error).__module__.startswith("tensorflow"):
+                raise
+            raise self.error from error
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Keep what the job measured for metrics.jsonl and for the summary."""
@@ -124,7 +141,7 @@ class Rank:
         )
         try:
             assert job.train_function is not None  # noqa: S101  load_job checked it
-            with _exit_0_is_return():
+            with _exit_0_is_return(), feed.own_errors():
                 job.train_function(context)
         finally:
             meter.close()

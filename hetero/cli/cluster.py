@@ -94,10 +94,15 @@ def run_cluster(spec: ClusterSpec, run: RunDir, arguments: Sequence[str], consol
     )
     results: dict[str, HostResult] = {}
     with Supervisor(spec.grace_s + LAUNCHER_MARGIN_S, console, host="local") as supervisor:
-        previous = {
-            number: signal.signal(number, lambda received, _frame: supervisor.post(Stopped(received)))
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        received: list[int] = []
+
+        def on_signal(number: int, _frame: object) -> None:
+            received.append(number)
+            supervisor.post(Stopped(number))
+            if len(received) > 1:
+                supervisor.hurry()  # asked again: do not wait for anybody
+
+        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             for host in cluster.hosts:
                 supervisor.start(_launcher(cluster, host, run, arguments, console))

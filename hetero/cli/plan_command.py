@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hetero.clusters import detect, from_file
-from hetero.job import read_declaration
+from hetero.job_file import read_declaration
 from hetero.options import options_help
 from hetero.plan import Hardware, HostPlan, plan_cluster
 from hetero.settings import Settings, find_job, resolve, resolve_engine

@@ -12,10 +12,10 @@ from rich.table import Table
 
 from hetero.cli.cluster import ClusterSpec, HostResult, exit_code_of, run_cluster
 from hetero.clusters.local import parse_cpus
-from hetero.job import read_declaration
+from hetero.job_file import settle
 from hetero.process.console import Console
 from hetero.rundir import RunDir, default_run_dir, read_json
-from hetero.settings import find_job, resolve, resolve_engine
+from hetero.settings import resolve_engine
 
 CONTEXT_SETTINGS = {
     "allow_extra_args": True,
@@ -37,10 +37,7 @@ def run(  # noqa: PLR0917  typer calls it by name
 
     Options of the run and of the job itself are accepted too, before or after `--`.
     """
-    reference = find_job(context.args, os.environ)
-    declaration = read_declaration(reference) if reference else None
-    settings = resolve(context.args, os.environ, declaration.defaults if declaration else None)
-    assert declaration is not None  # noqa: S101  resolve() refuses to go on without a job
+    declaration, settings = settle(context.args, os.environ)
     resolve_engine(settings, _Shape(data_hosts), declaration.engine)
     control_port = settings.control_port if _said("control_port", context.args) else None
     spec = ClusterSpec(

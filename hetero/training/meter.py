@@ -346,6 +346,8 @@ def _plain(value: Any) -> Any:
         value = item()
     if hasattr(value, "tolist"):
         value = value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from hetero.errors import InputError, JobFileError
-from hetero.job import Declaration, InputContext, Job, TrainContext, load_job, read_declaration
+from hetero.job import InputContext, Job, TrainContext
+from hetero.job_file import Declaration, load_job, read_declaration
 
 WHOLE = """
 @job.inputs

@@ -49,11 +49,11 @@ def open_files() -> int:
 
 @pytest.fixture(autouse=True)
 def _nothing_left_behind() -> Iterator[None]:
-    fds = open_files()
+    fds, threads = open_files(), set(threading.enumerate())
     yield
     wait_until(
         lambda: not psutil.Process().children(recursive=True),
         f"no child process: {[child.cmdline() for child in psutil.Process().children(recursive=True)]}",
     )
-    wait_until(lambda: threading.active_count() == 1, f"no thread: {threading.enumerate()}")
+    wait_until(lambda: set(threading.enumerate()) <= threads, f"no thread: {threading.enumerate()}")
     wait_until(lambda: open_files() <= fds, "no file left open")
