@@ -28,7 +28,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +38,14 @@ from rich.table import Table
 from timeline import MOMENTS_VARIABLE, Observer, as_json, cpu_count, read_moments, timeline_table
 from virtual_hosts import BenchmarkFailed, VirtualHosts, clean_environment
 
+from hetero.job_file import read_declaration
+
 MOST_EXTRA_S = 3.0
 MOST_CPU_SHARE = 0.01
 FOLDER = Path(__file__).resolve().parent
 JOB = f"{FOLDER / 'jobs' / 'digits_timed.py'}:job"
+BATCH_SIZE = read_declaration(f"{FOLDER.parent / 'examples' / 'digits' / 'job.py'}:job").defaults["batch_size"]
+OPTIONS = ("--ranks-per-host=1", f"--batch-size={BATCH_SIZE}")
 KINDS = {"heterogeneous": 1, "homogeneous": 0}  # data hosts
 _SETTLE_S = 5.0
 _JOB_S = 300.0
@@ -88,8 +91,8 @@ class Supervision:
         return sum(self.hosts.values()) + self.coordinator
 
 
-def start_alone() -> tuple[Alone, Any]:
-    """Return what a plain process takes, and the configuration of its model."""
+def start_alone() -> Alone:
+    """Return what a plain process takes."""
     started_s = time.time()
     done = subprocess.run(
         [sys.executable, str(FOLDER / "model_alone.py")],
@@ -101,44 +104,28 @@ def start_alone() -> tuple[Alone, Any]:
     )
     if done.returncode:
         raise BenchmarkFailed(f"model_alone.py failed with exit code {done.returncode}\n{done.stderr[-2000:]}")
-    said = json.loads(done.stdout.splitlines()[-1])
-    moments = said["moments"]
-    return Alone(moments["tensorflow"] - started_s, moments["model"] - started_s), said["model"]
+    moments = json.loads(done.stdout.splitlines()[-1])
+    return Alone(moments["tensorflow"] - started_s, moments["model"] - started_s)
 
 
-def start_job(folder: Path, data_hosts: int, alone: Alone, model: Any) -> Start:
-    """Return how long the demo's job takes to its first step.
-
-    Raises:
-        BenchmarkFailed: It failed, or trains another model than `model`.
-    """
+def start_job(folder: Path, data_hosts: int, alone: Alone) -> Start:
+    """Return how long the demo's job takes to its first step."""
     notes = folder / "moments.jsonl"
     with VirtualHosts(
         folder,
         JOB,
         data_hosts=data_hosts,
         trainer_hosts=1,
-        options=("--ranks-per-host=1",),
+        options=OPTIONS,
         environment={MOMENTS_VARIABLE: str(notes)},
     ) as hosts:
         started_s = hosts.start()
         hosts.wait(_JOB_S)
         summary = hosts.summary()
-    with zipfile.ZipFile(hosts.run_dir / "model" / "model.keras") as saved:
-        trained = json.loads(saved.read("config.json"))
-    if layers_of(trained) != layers_of(model):
-        raise BenchmarkFailed("model_alone.py builds another model than examples/digits/job.py; make it the same")
     moments = read_moments(notes)
     first_batch_s = moments["rank: first batch"] - started_s
     first_step_s = moments["rank: first step done"] - started_s
     return Start(first_batch_s, first_step_s, summary["first_batch_s"], first_batch_s - alone.model_s)
-
-
-def layers_of(model: Any) -> list[Any]:
-    """Return what a Keras model's configuration says of its layers, without their names."""
-    sizes = ("filters", "kernel_size", "padding", "activation", "units", "pool_size", "batch_shape")
-    layers = model["config"]["layers"]
-    return [(layer["class_name"], {size: layer["config"].get(size) for size in sizes}) for layer in layers]
 
 
 def observe_start(folder: Path, data_hosts: int) -> tuple[float, dict[str, float]]:
@@ -149,7 +136,7 @@ def observe_start(folder: Path, data_hosts: int) -> tuple[float, dict[str, float
         JOB,
         data_hosts=data_hosts,
         trainer_hosts=1,
-        options=("--ranks-per-host=1",),
+        options=OPTIONS,
         environment={MOMENTS_VARIABLE: str(notes)},
     ) as hosts:
         observer = Observer(hosts)
@@ -178,7 +165,7 @@ def supervise(folder: Path, window_s: float) -> Supervision:
         JOB,
         data_hosts=1,
         trainer_hosts=1,
-        options=("--ranks-per-host=1", "--epochs=100000"),
+        options=(*OPTIONS, "--epochs=100000"),
         environment={MOMENTS_VARIABLE: str(notes)},
     ) as hosts:
         hosts.start()
@@ -293,9 +280,9 @@ def run(console: Console, rounds: int, window_s: float, *, timeline: bool) -> di
     start_alone()  # fills the page cache and, where it may, the bytecode cache, for both sides
     for number in range(rounds):
         for kind, data_hosts in KINDS.items():
-            plain, model = start_alone()
+            plain = start_alone()
             with scratch() as folder:
-                start = start_job(Path(folder), data_hosts, plain, model)
+                start = start_job(Path(folder), data_hosts, plain)
             alone[kind].append(plain)
             starts[kind].append(start)
             console.print(f"round {number + 1} of {rounds}, {kind}: {start.extra_s:+.2f} s", highlight=False)

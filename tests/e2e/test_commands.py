@@ -94,6 +94,7 @@ def test_run_prints_the_summary_as_json_and_nothing_else(tmp_path: Path) -> None
     assert summary == json.loads((tmp_path / "run" / "summary.json").read_text())
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_tells_its_state_until_then_and_leaves_nothing(tmp_path: Path) -> None:
     with Running(tmp_path, "--token=right") as running:
         done = hetero("status", f"127.0.0.1:{running.port}", "--token=right", "--json")
@@ -130,6 +131,7 @@ def test_an_input_that_the_engine_cannot_run_is_refused_with_its_name_and_the_en
     assert "training began" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_generator_trains_under_the_local_engine_and_reads_the_same_as_a_dataset(tmp_path: Path) -> None:
     argv = (f"--job={JOBS}/generator.py:job", "--data-hosts=0", "--epochs=2", f"--run-dir={tmp_path}/run", "--json")
     done = hetero("run", *argv)

@@ -44,6 +44,7 @@ def test_a_killed_dispatcher_resumes_and_no_row_comes_twice_or_never(tmp_path: P
             assert job.rows(epoch, ranks=1) == dict.fromkeys(range(TOTAL), 1)
 
 
+@pytest.mark.slow
 def test_a_killed_coordinator_is_restarted_and_nothing_is_lost(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 1, [*SLOW, "--epochs=2"]) as job:
         job.start().wait_for_steps(5)
@@ -90,6 +91,7 @@ def test_what_training_raises_is_the_cause(tmp_path: Path) -> None:
         assert "rows.py" in failure["traceback"]
 
 
+@pytest.mark.slow
 def test_a_failure_on_another_host_is_the_cause_on_the_chief_too(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 2, SLOW) as job:
         job.start().wait_for_steps(5)
@@ -98,6 +100,7 @@ def test_a_failure_on_another_host_is_the_cause_on_the_chief_too(tmp_path: Path)
         assert (job.failure()["host"], job.failure()["signal"]) == ("trainer-2", "SIGKILL")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGKILL"])
 def test_training_goes_on_when_the_second_data_host_is_lost(tmp_path: Path, how: str) -> None:
     with LocalJob(tmp_path, 2, 1, [*SLOW, "--epochs=2"]) as job:
@@ -123,6 +126,7 @@ def test_training_ends_when_the_only_data_host_is_told_to_go(tmp_path: Path) -> 
         assert "SIGTERM" in str(job.failure()["message"])
 
 
+@pytest.mark.slow
 def test_training_ends_when_the_only_data_host_vanishes(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 1, SLOW) as job:
         job.start().wait_for_steps(5)
@@ -133,6 +137,7 @@ def test_training_ends_when_the_only_data_host_vanishes(tmp_path: Path) -> None:
         assert job.failure()["exception"] == "DataServiceLost"
 
 
+@pytest.mark.slow
 def test_training_ends_when_the_first_of_two_data_hosts_vanishes(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 2, 1, SLOW) as job:
         job.start().wait_for_steps(5)
@@ -141,6 +146,7 @@ def test_training_ends_when_the_first_of_two_data_hosts_vanishes(tmp_path: Path)
         assert "data-1" in job.failure()["message"]
 
 
+@pytest.mark.slow
 def test_the_chief_vanishes_from_a_homogeneous_job(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 0, 2, SLOW) as job:
         job.start().wait_for_steps(5)
@@ -151,12 +157,14 @@ def test_the_chief_vanishes_from_a_homogeneous_job(tmp_path: Path) -> None:
         assert "trainer-1" in job.failure()["message"]
 
 
+@pytest.mark.slow
 def test_a_train_function_that_calls_exit_0_has_ended_well(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 0, 1, [*SLOW, "--ranks-per-host=2", "--exit-step=3"]) as job:
         assert job.start().wait() == {"trainer-1": 0}, job.outputs()
         assert job.summary()["rank_steps"] == [4, 4]
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_live_ends_the_job(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 1, [*SLOW, "--rows=6000"]) as job:
         job.start().wait_for_steps(5)
@@ -187,6 +195,7 @@ def test_no_trainer_ever_comes(tmp_path: Path) -> None:
         assert "trainer-1" in str(job.failure()["message"])
 
 
+@pytest.mark.slow
 def test_no_data_host_ever_comes(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 1, [*SLOW, "--start-timeout-s=6"]) as job:
         assert job.start("trainer-1").wait(40) == {"trainer-1": 3}, job.outputs()
@@ -207,6 +216,7 @@ def test_a_wrong_token_is_refused_and_disturbs_nobody(tmp_path: Path) -> None:
         assert job.wait() == {"data-1": 0, "trainer-1": 0}, job.outputs()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_chief_stops_the_job_everywhere(tmp_path: Path, signum: signal.Signals) -> None:
     with LocalJob(tmp_path, 1, 2, SLOW) as job:
@@ -217,6 +227,7 @@ def test_a_signal_to_the_chief_stops_the_job_everywhere(tmp_path: Path, signum: 
         assert signum.name in job.failure()["message"]
 
 
+@pytest.mark.slow
 def test_a_taken_coordinator_port_is_named(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 1, SLOW) as job, socket.socket() as squatter:
         squatter.bind(("127.0.0.1", job.cluster.control_port))
@@ -228,7 +239,7 @@ def test_a_taken_coordinator_port_is_named(tmp_path: Path) -> None:
 
 
 def test_idle_and_garbage_connections_and_a_port_scan_disturb_nothing(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 1, 1, [*SLOW, "--epochs=3"]) as job:
+    with LocalJob(tmp_path, 1, 1, [*SLOW, "--epochs=2"]) as job:
         job.start().wait_for_steps(5)
         state = job.status()
         assert state is not None
@@ -249,6 +260,6 @@ def test_idle_and_garbage_connections_and_a_port_scan_disturb_nothing(tmp_path: 
         assert job.wait() == {"data-1": 0, "trainer-1": 0}, job.outputs()
         for connection in connections:
             connection.close()
-        for epoch in range(3):
+        for epoch in range(2):
             assert job.rows(epoch, ranks=1) == dict.fromkeys(range(TOTAL), 1)
         assert job.summary()["lost_workers"] == 0

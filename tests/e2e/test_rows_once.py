@@ -49,6 +49,7 @@ def test_every_row_is_seen_once_an_epoch_and_all_ranks_take_the_same_steps(
         assert not (job.run_dir / "failure.json").exists()
 
 
+@pytest.mark.slow
 def test_padding_keeps_every_row_and_says_which_ones_it_repeated(tmp_path: Path) -> None:
     options = ["--remainder=pad", "--ranks-per-host=2", f"--rows={ROWS}", f"--pieces={PIECES}"]
     with LocalJob(tmp_path, 1, 1, options) as job:

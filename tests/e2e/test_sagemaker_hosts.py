@@ -1,4 +1,4 @@
-"""Launchers as SageMaker starts them: resourceconfig.json in a base directory of each host, options as hyperparameters."""
+"""Launchers as SageMaker starts them: resourceconfig.json below a base directory, options as hyperparameters."""
 
 from __future__ import annotations
 
