@@ -279,7 +279,11 @@ class HostLife:
             self._wait_for_farewells()
         self._supervisor.stop()
         self._control.close()
-        self._write(ending)
+        try:
+            self._write(ending)
+        except OSError as error:  # a full disk changes nothing about how the job ended
+            with contextlib.suppress(OSError):
+                print(f"cannot write what the run leaves in {self._run.path}: {error}", flush=True)
         return ending.exit_code, ending.cause
 
     def _wait_for_farewells(self) -> None:

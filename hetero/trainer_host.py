@@ -50,7 +50,7 @@ class TrainerHostLife(HostLife):
         self._done: set[str] = set()
         self._failures: list[Failure] = []
         self._settled_s: float | None = None
-        self._over: JobState | None = None
+        self._overdue_s: float | None = None
 
     def _loop(self) -> Ending:
         try:
@@ -63,7 +63,13 @@ class TrainerHostLife(HostLife):
         ending = super()._handle(event)
         if ending is None and self._settled_s is not None and time.monotonic() > self._settled_s:
             return self._failed_ranks()
+        if ending is None and self._overdue_s is not None and time.monotonic() > self._overdue_s:
+            return Ending(0)
         return ending
+
+    def _training_is_over(self) -> None:
+        """Bound the wait for ranks that only have to end: rank 0 ends when all ranks have handed in their results."""
+        self._overdue_s = self._overdue_s or time.monotonic() + self._settings.grace_s
 
     def _on_state(self, state: JobState) -> Ending | None:
         if state.ended and state.outcome is not Outcome.SUCCEEDED:
@@ -71,6 +77,8 @@ class TrainerHostLife(HostLife):
             asked_for = state.failure.suggested_exit_code if state.failure else None
             failed = state.outcome is Outcome.FAILED and asked_for
             return replace(ending, exit_code=asked_for or 1) if failed else ending
+        if state.ended:
+            self._training_is_over()
         if self._is_chief and self._rendezvous is None and all(host.registered for host in state.trainer_hosts):
             self._start_rendezvous(state)
         return None
@@ -90,6 +98,8 @@ class TrainerHostLife(HostLife):
         if spec.kind is not ProcessKind.RANK:
             return None
         self._done.add(spec.name)
+        if self._is_chief and spec.name == "rank-0":
+            self._training_is_over()
         ranks = {name for name, other in self._specs.items() if other.kind is ProcessKind.RANK}
         return Ending(0) if ranks <= self._done else None
 

@@ -263,3 +263,15 @@ def test_idle_and_garbage_connections_and_a_port_scan_disturb_nothing(tmp_path: 
         for epoch in range(2):
             assert job.rows(epoch, ranks=1) == dict.fromkeys(range(TOTAL), 1)
         assert job.summary()["lost_workers"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer_hosts", [1, 2])
+def test_a_rank_that_does_not_end_after_training_does_not_hold_the_job(tmp_path: Path, trainer_hosts: int) -> None:
+    # The last rank, on the chief's own host or on another one, hands in its result and then never ends.
+    options = [*SLOW, f"--ranks-per-host={3 - trainer_hosts}", "--linger-rank=1", "--rows=10"]
+    with LocalJob(tmp_path, 0, trainer_hosts, options) as job:
+        codes = job.start().wait(60)
+        assert set(codes.values()) == {0}, job.outputs()
+        assert job.summary()["outcome"] == "succeeded"
+        assert (job.run_dir / "lingering").exists(), "the fault was not injected"

@@ -1,7 +1,7 @@
 """A job of the tests: rows that are only numbers, and a train function that writes down which ones it saw.
 
 Options: rows (per split), pieces (number of splits), step_s (time that a step takes), fail_epoch and fail_step (raise
-there), exit_step (sys.exit(0) there), collective (allreduce in each step).
+there), exit_step (sys.exit(0) there), linger_rank (never ends), collective (allreduce in each step).
 """
 
 import json
@@ -12,8 +12,28 @@ import time
 import hetero
 
 job = hetero.Job(
-    "rows", batch_size=8, rows=50, pieces=8, step_s=0.0, fail_epoch=-1, fail_step=-1, exit_step=-1, collective=True
+    "rows",
+    batch_size=8,
+    rows=50,
+    pieces=8,
+    step_s=0.0,
+    fail_epoch=-1,
+    fail_step=-1,
+    exit_step=-1,
+    collective=True,
+    linger_rank=-1,
 )
+
+
+def linger(path):
+    """Make Horovod's shutdown, which a rank calls last, never return."""
+    from hetero.training import horovod
+
+    def shutdown():
+        path.touch()
+        time.sleep(1000)
+
+    horovod.shutdown = shutdown
 
 
 @job.splits
@@ -53,4 +73,6 @@ def train(ctx):
                     sys.exit(0)
                 time.sleep(ctx.params["step_s"])
                 steps += 1
+    if ctx.rank == ctx.params["linger_rank"]:
+        linger(ctx.run_dir / "lingering")
     ctx.log(steps_seen=steps, pid=os.getpid(), python=sys.version_info[0])
