@@ -217,11 +217,18 @@ class HostLife:
         elif isinstance(event, Unreachable):
             ending = self._on_unreachable(event.seconds)
         elif isinstance(event, JobState):
-            self._state = event
-            ending = self._on_state(event)
+            ending = self._on_new_state(event)
         elif isinstance(event, ChildEnded):
             ending = self._on_child_ended(event)
         return ending
+
+    def _on_new_state(self, state: JobState) -> Ending | None:
+        prefix = worker_key(self._config.host, "")
+        known = self._state.endpoints if self._state else {}
+        self._state = state
+        if any(name.startswith(prefix) and name not in known for name in state.endpoints):
+            self._control.report_now()  # a worker of this host serves: training may be waiting for that
+        return self._on_state(state)
 
     def _on_unreachable(self, seconds: float) -> Ending | None:
         if self._hosts_coordinator or seconds < self._settings.lease_s:

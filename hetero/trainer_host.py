@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hetero.control.state import JobState, Outcome
 from hetero.errors import DataServiceLost, HeteroError, PeerNeverCame, TrainerLost
@@ -19,7 +20,9 @@ from hetero.process.supervisor import Supervisor
 from hetero.spec import ProcessKind, ProcessSpec
 from hetero.summary import write_summary
 from hetero.topology import Role
-from hetero.training.horovod import RendezvousHandle, start_rendezvous
+
+if TYPE_CHECKING:
+    from hetero.training.horovod import RendezvousHandle
 
 SETTLE_S = 2.0
 """How long a failure that only follows from another one waits for that other one to be told.
@@ -84,6 +87,8 @@ class TrainerHostLife(HostLife):
         return None
 
     def _start_rendezvous(self, state: JobState) -> None:
+        from hetero.training.horovod import start_rendezvous  # brings NumPy, which no other launcher needs
+
         slots = [(host.name, host.ranks) for host in state.trainer_hosts]
         self._rendezvous = start_rendezvous(
             slots,
