@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from hetero.errors import DataServiceLost, InputError
 from hetero.job import TrainContext
-
-tf = pytest.importorskip("tensorflow")
 
 ROWS = 2
 

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from hetero.errors import InputError
 from hetero.training import evaluate, fit
-
-tf = pytest.importorskip("tensorflow")
-keras = pytest.importorskip("keras")
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(64, 4)).astype("float32")

@@ -16,8 +16,6 @@ import pytest
 from hetero.errors import HeteroError
 from hetero.training import horovod
 
-pytest.importorskip("horovod", reason="more than one rank needs Horovod")
-
 SLOTS = [("trainer-1", 1), ("trainer-2", 1)]
 PRELUDE = """
 import json, os, sys, time

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import tensorflow as tf
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-tf = pytest.importorskip("tensorflow")
 
-from hetero.data import tf_service  # noqa: E402
-from hetero.data.tf_server import serve_dispatcher, serve_worker  # noqa: E402
-from hetero.errors import DataServiceLost, EngineError, InputError, PortInUse  # noqa: E402
+from hetero.data import tf_service
+from hetero.data.tf_server import serve_dispatcher, serve_worker
+from hetero.errors import DataServiceLost, EngineError, InputError, PortInUse
 
 HOST = "127.0.0.1"
 SERVER = """
