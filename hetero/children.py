@@ -6,13 +6,15 @@ coordinator, and dies with its launcher. Whatever ends it is written where the l
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from hetero.errors import DataServiceLost, HeteroError
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, worker_key
@@ -176,9 +178,36 @@ _MAINS: Mapping[str, Callable[..., None]] = {
 }
 
 
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not sys.exit: clients of tf.data service can delay a normal exit by 20 s, and tensorflow-io's S3 aborts in it.
+EXIT_HANDLERS_S = {True: 5.0, False: 1.0}
+"""How long handlers that libraries and the job registered with `atexit` may take, after success and after a failure.
+
+After a failure peers wait to hear of it, and a handler may itself wait for a peer that is gone.
+"""
+
+
+def leave(code: int) -> NoReturn:
+    """End this process: exit handlers, then at once.
+
+    Not by sys.exit: clients of tf.data service can delay the interpreter's own end by 20 s, and tensorflow-io aborts in
+    it once it has read from S3.
+    """
+
+    def flush() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
+
+    def give_up() -> None:
+        flush()
+        os._exit(code)
+
+    watchdog = threading.Timer(EXIT_HANDLERS_S[code == 0], give_up)
+    watchdog.daemon = True
+    watchdog.start()
+    atexit._run_exitfuncs()  # noqa: SLF001  there is no public way to run them without ending the interpreter
+    flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())
