@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hetero.errors import DataServiceLost, HeteroError
@@ -61,7 +62,10 @@ def _follows_from_a_peer(error: BaseException) -> bool:
         return False
     from hetero.training.horovod import is_peer_failure
 
-    return is_peer_failure(error)
+    try:
+        return is_peer_failure(error)
+    except Exception:  # it reads the error's text, and that can raise whatever the job made of it
+        return False
 
 
 def run_coordinator(config: HostConfig) -> None:
@@ -99,7 +103,10 @@ def run_dispatcher(config: HostConfig) -> None:
         control.publish("dispatcher", f"{config.topology.current.address}:{port}")
         dispatcher.append(Dispatcher(f"127.0.0.1:{port}"))
 
+    pulse = config.run().pulse(config.host, os.environ[PROCESS_VARIABLE])
+
     def tick(_workers: int) -> None:
+        _touch(pulse)
         lost = lost_workers(control.state)
         if lost:
             with contextlib.suppress(DataServiceLost):  # itself is being asked: the next tick asks again
@@ -137,7 +144,10 @@ def run_worker(config: HostConfig, _index: str) -> None:
     published: dict[str, str] = {}
     port: list[int] = []
 
+    pulse = config.run().pulse(config.host, process)
+
     def tick(open_tasks: int) -> None:
+        _touch(pulse)
         value = f"{address}:{port[0]} {open_tasks}"
         if published.get("value") != value:
             # Without an answer the next tick tries again; a worker serves on while the coordinator is being replaced.
@@ -157,6 +167,11 @@ def run_worker(config: HostConfig, _index: str) -> None:
         on_listening=listening,
         on_tick=tick,
     )
+
+
+def _touch(pulse: Path) -> None:
+    with contextlib.suppress(OSError):  # a full disk is no reason to stop serving
+        pulse.touch()
 
 
 def _preferred_port() -> int:

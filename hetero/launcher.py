@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import time
 import uuid
@@ -22,6 +23,7 @@ from hetero.errors import HeteroError, SettingsError
 from hetero.host import HostConfig
 from hetero.job_file import settle
 from hetero.plan import Hardware, HostPlan, plan_host
+from hetero.process.child import PARENT_PID, die_with_parent
 from hetero.process.console import Console
 from hetero.process.failure import Failure, sagemaker_text
 from hetero.process.supervisor import Supervisor
@@ -93,7 +95,13 @@ def _refuse_mpirun(environ: Mapping[str, str]) -> None:
 
 
 def _child_environment(config: HostConfig, console: Console) -> dict[str, str]:
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONFAULTHANDLER": "1", **os.environ, **console.child_environment}
+    environment = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "GRPC_VERBOSITY": "ERROR",
+        "PYTHONFAULTHANDLER": "1",
+        **os.environ,
+        **console.child_environment,
+    }
     if config.topology.current.role is Role.DATA:
         environment["CUDA_VISIBLE_DEVICES"] = "-1"  # a data host's GPU, if it has one, is not for input
     package = Path(__file__).resolve().parent.parent
@@ -115,6 +123,10 @@ def _report_failure(error: HeteroError) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this host's part of the job and return the exit code (DESIGN: Exit codes)."""
     started_s = time.time()
+    for signum in (signal.SIGTERM, signal.SIGINT):  # until HostLife takes them over there is nobody to tell
+        signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
+    if PARENT_PID in os.environ:
+        die_with_parent()  # a virtual host ends with `hetero run`
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         prepared = prepare(arguments, os.environ, started_s)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
 from hetero.errors import HeteroError, PeerNeverCame, Stopped
+from hetero.frozen import FrozenServices
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, open_tasks, worker_key
 from hetero.plan import HostPlan
 from hetero.process.child import ChildSpec
@@ -96,6 +97,9 @@ class HostLife:
         self._signals = 0
         self._workers_lost = 0
         self._given_up: set[str] = set()
+        services = [spec.name for spec in plan.processes if spec.kind in (ProcessKind.DISPATCHER, ProcessKind.WORKER)]
+        pulses = {name: self._run.pulse(config.host, name) for name in services}
+        self._frozen = FrozenServices(pulses, self._settings.lease_s)
         self._hosts_coordinator = config.topology.coordinator_host == config.topology.current
 
     def run(self) -> tuple[int, Failure | None]:
@@ -142,6 +146,7 @@ class HostLife:
     def _start(self, spec: ProcessSpec) -> None:
         host = self._topology.current
         environment = {**self._environment, **spec.env, PROCESS_VARIABLE: spec.name, PORT_VARIABLE: str(spec.port or 0)}
+        self._run.finished(host.name, spec.name).unlink(missing_ok=True)
         self._supervisor.start(
             ChildSpec(
                 name=spec.name,
@@ -204,6 +209,7 @@ class HostLife:
             ending = self._handle(event)
             if ending is not None:
                 return ending
+            self._frozen.check(self._supervisor.children())
             if self._state is None and time.monotonic() > deadline_s:
                 return self._end_by(self._no_coordinator())
 
@@ -231,7 +237,11 @@ class HostLife:
         return self._on_state(state)
 
     def _on_unreachable(self, seconds: float) -> Ending | None:
-        if self._hosts_coordinator or seconds < self._settings.lease_s:
+        if self._hosts_coordinator:
+            if seconds > self._settings.lease_s / 2:
+                self._frozen.kill("coordinator", self._supervisor.children(), at_least_s=self._settings.lease_s / 2)
+            return None
+        if seconds < self._settings.lease_s:
             return None
         self._tell_timeout_s = UNHEARD_TIMEOUT_S
         return self._end_by(self._coordinator_gone(seconds))

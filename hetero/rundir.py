@@ -98,6 +98,14 @@ class RunDir:
         """Where a process writes the exception that ends it."""
         return self.work(host) / f"{process}.error.json"
 
+    def finished(self, host: str, process: str) -> Path:
+        """What a rank leaves when its training is over: without it an exit code of 0 means nothing."""
+        return self.work(host) / f"{process}.finished"
+
+    def pulse(self, host: str, process: str) -> Path:
+        """A file that a service touches once a second, so that its launcher sees one that is there but does nothing."""
+        return self.work(host) / f"{process}.pulse"
+
     def result(self, host: str, process: str) -> Path:
         """Where rank 0 leaves what all ranks measured."""
         return self.work(host) / f"{process}.result.json"
@@ -116,6 +124,20 @@ class RunDir:
             if (self.path / name).exists():
                 problem = f"--run-dir {self.path} already holds a run ({name}). Name another folder or remove this one"
                 raise SettingsError([problem])
+
+    def claim(self) -> None:
+        """Make the folder this run's own; raise SettingsError if it holds a run, also one that begins right now."""
+        self.create()
+        self.refuse_if_used()
+        try:
+            (self.path / "logs").mkdir()
+        except FileExistsError:
+            self.refuse_if_used()
+        except OSError as error:
+            problem = (
+                f"cannot write to --run-dir {self.path}: {error.strerror}. Free space there or name another folder"
+            )
+            raise SettingsError([problem]) from error
 
 
 def default_run_dir(job_name: str, base: Path | None = None) -> Path:

@@ -69,9 +69,8 @@ def summarise(
 
 
 def _workers_gone_with(host: HostState) -> int:
-    """Return the workers of a data host that left before the end, by itself or by vanishing."""
-    gone = host.role == "data" and (host.lost or bool(host.leave_reason))
-    return max(1, host.workers_alive) if gone else 0
+    """Return the workers of a data host that left before the end; of one that vanished the coordinator counted them."""
+    return max(1, host.workers_alive) if host.role == "data" and host.leave_reason else 0
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

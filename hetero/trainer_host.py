@@ -102,6 +102,9 @@ class TrainerHostLife(HostLife):
     def _on_child_done(self, spec: ProcessSpec) -> Ending | None:
         if spec.kind is not ProcessKind.RANK:
             return None
+        if not self._run.finished(self._config.host, spec.name).exists():
+            text = f"{spec.name} on {self._config.host} ended with exit code 0 before its training was over (os._exit?)"
+            return self._on_child_failed(spec, Failure(self._config.host, spec.name, time.time(), 0, message=text))
         self._done.add(spec.name)
         if self._is_chief and spec.name == "rank-0":
             self._training_is_over()

@@ -52,8 +52,7 @@ def run(  # noqa: PLR0917  typer calls it by name
         lease_s=settings.lease_s,
     )
     folder = RunDir(settings.run_dir or default_run_dir(declaration.name))
-    folder.create()
-    folder.refuse_if_used()
+    folder.claim()
     with Console(quiet=as_json) as console:
         results = run_cluster(spec, folder, _without_run_dir(context.args), console)
     code = exit_code_of(results, trainer_hosts)

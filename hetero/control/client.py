@@ -275,7 +275,8 @@ class ControlClient:
         """
         if self._lease is not None:
             self._lease.stop()
-        request = pb.LeaveRequest(host=self.host, reason=reason)
+        sayable = reason.encode("utf-8", "replace").decode("utf-8")  # an exception's text can be no Unicode
+        request = pb.LeaveRequest(host=self.host, reason=sayable)
         if report is not None:
             request.report.CopyFrom(report_to_proto(report))
         try:

@@ -19,7 +19,7 @@ def read_journal(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         logger.warning("cannot read the journal %s (%s): starting anew", path, error)
         return None
     return value if isinstance(value, dict) else None

@@ -273,6 +273,8 @@ class Ledger:
         for member in self._members.values():
             if member.registered and not member.gone and now_s - member.heard_s > self._config.lease_s:
                 member.lapsed = True
+                if member.role == "data":
+                    member.workers_lapsed += max(1, member.report.workers_alive)
                 logger.warning(
                     "%s host %s has been silent for %.1f s", member.role, member.name, now_s - member.heard_s
                 )
@@ -390,7 +392,7 @@ class Ledger:
             members = [Member.from_json(value, heard_s) for value in journal["members"]]
             endpoints, deadline_s = dict(journal["endpoints"]), journal["failure_deadline_s"]
             restarts, version = int(journal["restarts"]) + 1, int(journal["version"]) + 1
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             logger.warning("cannot use the journal %s (%r): starting anew", self._config.journal, error)
             return
         self._started, self._started_wall, self._restarts, self.version = started, started_wall, restarts, version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetero.control.state import HostReport, HostState, host_state, report_from_json, report_to_json
@@ -27,6 +27,7 @@ class Member:
     left_early: bool = False
     leave_reason: str = ""
     lapsed: bool = False
+    workers_lapsed: int = 0  # whose tasks were given up when the host fell silent, should it come back or not
 
     @property
     def gone(self) -> bool:
@@ -43,7 +44,7 @@ class Member:
         return host_state(
             self.name,
             self.role,
-            self.report,
+            replace(self.report, workers_lost=self.report.workers_lost + self.workers_lapsed),
             address=self.address,
             registered=self.registered,
             left=self.left,

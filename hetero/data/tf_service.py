@@ -286,7 +286,9 @@ def _translated(doing: str) -> Iterator[None]:
             raise DataServiceLost(
                 f"Could not {doing}: {text}. See the logs of dispatcher and workers on the data hosts."
             ) from error
-        if isinstance(error, errors.NotFoundError) and ("iteration client id" in text or "Dataset id" in text):
+        if isinstance(error, errors.NotFoundError) and any(
+            name in text.lower() for name in ("iteration client id", "dataset id")
+        ):
             raise DataServiceLost(
                 f"Could not {doing}: the dispatcher does not know this epoch ({text}); its work directory was lost."
             ) from error

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+from hetero.errors import HeteroError
+
 SAGEMAKER_FAILURE_CHARS = 1024
 _SENTENCE_CHARS = 500
 _TRACEBACK_CHARS = 20_000
@@ -114,7 +116,7 @@ def record_exception(
         host: Name of this host.
         process: Name of this process.
         secondary: True if the exception only follows from the death of a peer.
-        exit_code: What the launcher should exit with; default: the exception's own `exit_code`, else 1.
+        exit_code: What the launcher should exit with; default: that of an error of hetero, else 1.
 
     Returns:
         What was written.
@@ -122,8 +124,7 @@ def record_exception(
     import traceback  # only processes that fail pay for it
 
     if exit_code is None:
-        own = getattr(exc, "exit_code", 1)
-        exit_code = own if isinstance(own, int) else 1
+        exit_code = exc.exit_code if isinstance(exc, HeteroError) else 1  # others mean something else by that name
     text = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
     try:
         message = str(exc)

@@ -15,6 +15,7 @@ traced, is written to the file but left out of every statistic.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -354,4 +355,5 @@ def _plain(value: Any) -> Any:
 
 
 def _print_line(line: str) -> None:
-    print(line, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # the job may have closed stdout
+        print(line, flush=True)

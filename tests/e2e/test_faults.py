@@ -275,3 +275,25 @@ def test_a_rank_that_does_not_end_after_training_does_not_hold_the_job(tmp_path:
         assert set(codes.values()) == {0}, job.outputs()
         assert job.summary()["outcome"] == "succeeded"
         assert (job.run_dir / "lingering").exists(), "the fault was not injected"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("process", ["coordinator", "dispatcher", "worker-0"])
+def test_a_service_that_is_frozen_is_replaced(tmp_path: Path, process: str) -> None:
+    with LocalJob(tmp_path, 1, 1, [*SLOW, "--rows=120", "--lease-s=6"]) as job:
+        job.start().wait_for_steps(5)
+        victim = psutil.Process(job.pid("data-1", process))
+        victim.send_signal(signal.SIGSTOP)
+        wait_until("the stop", lambda: victim.status() == psutil.STATUS_STOPPED, 10)
+        codes = job.wait(120)
+        assert codes == {"data-1": 0, "trainer-1": 0}, job.outputs()
+        assert "does not answer" in job.output("data-1")
+        assert max(job.rows(0, ranks=1).values()) == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_with_code_0_in_mid_epoch_has_failed(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, 0, 1, [*SLOW, "--vanish-step=3"]) as job:
+        assert job.start().wait() == {"trainer-1": 1}, job.outputs()
+        assert "before its training was over" in job.failure()["message"]
+        assert job.summary()["outcome"] == "failed"

@@ -22,6 +22,7 @@ job = hetero.Job(
     exit_step=-1,
     collective=True,
     linger_rank=-1,
+    vanish_step=-1,
 )
 
 
@@ -69,6 +70,8 @@ def train(ctx):
                     barrier()
                 if (epoch, step) == (ctx.params["fail_epoch"], ctx.params["fail_step"]) and ctx.is_chief:
                     raise ValueError("the loss is not a number")
+                if step == ctx.params["vanish_step"]:
+                    os._exit(0)
                 if step == ctx.params["exit_step"]:
                     sys.exit(0)
                 time.sleep(ctx.params["step_s"])
