@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
-from hetero.errors import HeteroError, PeerNeverCame, Stopped
+from hetero.errors import HeteroError, PeerNeverCame, SettingsError, Stopped
 from hetero.frozen import FrozenServices
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, open_tasks, worker_key
 from hetero.plan import HostPlan
@@ -107,6 +107,7 @@ class HostLife:
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda number, _frame: self._on_signal(number))
         try:
+            self._make_work_folder()
             for spec in self._plan.processes:
                 self._start(spec)
             threading.Thread(target=self._join, name="join", daemon=True).start()
@@ -114,6 +115,14 @@ class HostLife:
         except HeteroError as error:
             ending = self._end_by(error)
         return self._leave(ending)
+
+    def _make_work_folder(self) -> None:
+        work = self._run.work(self._config.host)
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"cannot make {work}: {error.strerror}. Give a --run-dir that can be written"
+            raise SettingsError([problem]) from error
 
     def _on_signal(self, signum: int) -> None:
         """Ask for the end; asked again, do not wait for anybody. Runs between two bytecodes of the main thread."""

@@ -154,7 +154,7 @@ class Rank:
             "results": feed.logged,
         }
         self._collect(result, rank, size, exchange, run)
-        run.finished(config.host, f"rank-{local_rank}").touch()
+        run.finished(config.host, f"rank-{self._local_rank}").touch()
         horovod.shutdown()
         if exchange is not None:
             exchange.close()

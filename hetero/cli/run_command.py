@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -12,6 +14,7 @@ from rich.table import Table
 
 from hetero.cli.cluster import ClusterSpec, HostResult, exit_code_of, run_cluster
 from hetero.clusters.local import parse_cpus
+from hetero.errors import SettingsError
 from hetero.job_file import settle
 from hetero.process.console import Console
 from hetero.rundir import RunDir, default_run_dir, read_json
@@ -39,6 +42,7 @@ def run(  # noqa: PLR0917  typer calls it by name
     """
     declaration, settings = settle(context.args, os.environ)
     resolve_engine(settings, _Shape(data_hosts), declaration.engine)
+    _check_channels(settings.channels)
     control_port = settings.control_port if _said("control_port", context.args) else None
     spec = ClusterSpec(
         data_hosts=data_hosts,
@@ -58,6 +62,17 @@ def run(  # noqa: PLR0917  typer calls it by name
     code = exit_code_of(results, trainer_hosts)
     _show(folder, results, code, as_json=as_json)
     raise typer.Exit(code)
+
+
+def _check_channels(channels: Mapping[str, str]) -> None:
+    """Raise SettingsError for folders that do not exist: all virtual hosts see the same ones."""
+    problems = [
+        f"--channel {name}={path}: there is no such file or folder"
+        for name, path in channels.items()
+        if "://" not in path and not Path(path).exists()
+    ]
+    if problems:
+        raise SettingsError(problems)
 
 
 class _Shape:
@@ -124,7 +139,8 @@ def summary_table(summary: dict[str, object]) -> Table:
     step = summary["step_ms"]
     assert isinstance(hosts, dict) and isinstance(step, dict)  # noqa: S101, PT018  written by hetero.summary
     rows = {
-        "hosts": f"{hosts['data']} data, {hosts['trainer']} trainer, {summary['ranks']} ranks",
+        "hosts": f"{hosts['data']} data, {hosts['trainer']} trainer",
+        "ranks": str(summary["ranks"]),
         "steps, rows": f"{summary['steps']}, {summary['rows']}",
         "step": figure(step["mean"], "ms", 1),
         "input wait": percent(summary["input_wait_fraction"]),

@@ -29,7 +29,7 @@ def check_dataset(dataset: Any, engine: str = "tf_data") -> None:
             kind = type(dataset).__name__
             raise EngineError(
                 f"--engine tf_data ships a tf.data.Dataset to the data hosts, but `inputs` returned a {kind}: "
-                "return a tf.data.Dataset, or use --engine grpc, which runs any Python."
+                "return a tf.data.Dataset, or use --engine grpc, which runs any Python, or no data hosts."
             )
         return
     _check_length(dataset, may_be_empty=engine == "local")
@@ -110,13 +110,13 @@ def _check_graph(dataset: Any) -> None:
         names = sorted({name for node in python if (name := _generator_name(_function(node)))})
         raise EngineError(
             f"--engine tf_data cannot run Dataset.from_generator({', '.join(names) or '...'}) on the data hosts, "
-            "because a graph does not carry Python code: use --engine grpc, which runs any Python."
+            "because a graph does not carry Python code: use --engine grpc, which runs any Python, or no data hosts."
         )
     if python:
         calls = sorted({f"{_PYTHON_OPS[node.op]}({_name(_function(node))})" for node in python})
         raise EngineError(
             f"--engine tf_data cannot run {', '.join(calls)} on the data hosts, because a graph does not carry Python "
-            "code: write it with TensorFlow ops, or use --engine grpc, which runs any Python."
+            "code: write it with TensorFlow ops, or use --engine grpc, which runs any Python, or no data hosts."
         )
 
 

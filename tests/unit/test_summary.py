@@ -88,7 +88,7 @@ def test_with_lost_workers_nobody_knows_how_many_rows_went_with_them() -> None:
 
 def test_the_workers_of_a_data_host_that_left_before_the_end_are_lost_with_it() -> None:
     one = state()
-    gone = (replace(one.hosts[0], lost=True, workers_alive=2), replace(one.hosts[1], left=True, leave_reason="SIGTERM"))
+    gone = (replace(one.hosts[0], lost=True, workers_lost=2), replace(one.hosts[1], left=True, leave_reason="SIGTERM"))
     summary = summarise(config(), replace(one, hosts=gone + one.hosts[2:]), "succeeded", HostReport(), [rank(0)])
     assert (summary["lost_workers"], summary["rows_lost"]) == (3, None)
 
