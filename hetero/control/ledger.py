@@ -272,9 +272,7 @@ class Ledger:
         now_s = self.uptime_s
         for member in self._members.values():
             if member.registered and not member.gone and now_s - member.heard_s > self._config.lease_s:
-                member.lapsed = True
-                if member.role == "data":
-                    member.workers_lapsed += max(1, member.report.workers_alive)
+                member.lapse()
                 logger.warning(
                     "%s host %s has been silent for %.1f s", member.role, member.name, now_s - member.heard_s
                 )

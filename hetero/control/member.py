@@ -39,6 +39,12 @@ class Member:
         """Whether the host cannot prepare input any more."""
         return self.gone or self.report.workers_gone_for_good
 
+    def lapse(self) -> None:
+        """Give the host up; what its workers had in hand is lost even if it comes back."""
+        self.lapsed = True
+        if self.role == "data":
+            self.workers_lapsed += max(1, self.report.workers_alive)
+
     def state(self, uptime_s: float) -> HostState:
         """Return what is pushed to everybody."""
         return host_state(

@@ -120,6 +120,7 @@ def test_a_silent_data_host_is_lost_and_the_job_goes_on_with_the_other(make_job)
     assert job.state.workers_alive == 1
     job.beat("d2", workers_alive=1)
     assert not job.state.host("d2").lost
+    assert job.state.host("d2").workers_lost == 1, "what its worker had in hand was given up when it fell silent"
 
 
 def test_the_first_data_host_is_the_dispatcher_and_cannot_be_lost(make_job):
