@@ -8,7 +8,6 @@ from typing import Any
 from hetero.control.state import JobState
 from hetero.data.engine import Source
 from hetero.data.exchange import Exchange
-from hetero.data.local import LocalSource
 from hetero.errors import DataServiceLost, HeteroError, PeerFailed, PeerNeverCame, TrainerLost
 from hetero.host import open_tasks
 
@@ -73,26 +72,6 @@ class DataService:
         state = self._state()
         hosts = state.data_hosts if state else ()
         return {host.name for host in hosts if host.lost or host.left or host.workers_gone_for_good}
-
-
-class LocalOpener:
-    """Opens an epoch of the `local` engine: the rank itself iterates what the job's `inputs` returns.
-
-    Args:
-        make_inputs: Calls the job's `inputs` for an epoch, with this rank's share of the splits.
-    """
-
-    def __init__(self, make_inputs: Callable[[int], Any]) -> None:
-        self._make_inputs = make_inputs
-
-    def __call__(self, epoch: int) -> Source:
-        """Return the epoch's source."""
-        dataset = self._make_inputs(epoch)
-        if hasattr(dataset, "element_spec"):  # a tf.data.Dataset
-            from hetero.data.tf_graph import check_dataset
-
-            check_dataset(dataset, "local")
-        return LocalSource(dataset)
 
 
 class TfDataOpener:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hetero.control.state import JobState, Phase
 from hetero.data.epoch import InputStream
 from hetero.data.exchange import Exchange, ExchangeServer
-from hetero.engines import DataService, LocalOpener, TfDataOpener
+from hetero.data.local import local_opener
+from hetero.engines import DataService, TfDataOpener
 from hetero.errors import HeteroError
 from hetero.host import HostConfig
 from hetero.job import InputContext, Job, TrainContext
@@ -204,7 +205,7 @@ class Rank:
         make_inputs = job.inputs_function
         if self._config.engine == "local":
             share = splits[rank::size]
-            return LocalOpener(lambda epoch: make_inputs(self._input_context(share, epoch)) if share else ())
+            return local_opener(lambda epoch: make_inputs(self._input_context(share, epoch)) if share else ())
         return TfDataOpener(
             lambda epoch: make_inputs(self._input_context(splits, epoch)), self._service, run_id, rank, exchange
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hetero.data.engine import Opener
 from hetero.errors import InputError
 
 
@@ -51,10 +52,15 @@ class LocalSource:
         return False
 
 
-def local_opener(inputs: Callable[[int], Any]) -> Callable[[int], LocalSource]:
+def local_opener(inputs: Callable[[int], Any]) -> Opener:
     """An engine's `Opener` from a function of the epoch that calls the job's `inputs`."""
 
     def open_source(epoch: int) -> LocalSource:
-        return LocalSource(inputs(epoch))
+        dataset = inputs(epoch)
+        if hasattr(dataset, "element_spec"):  # a tf.data.Dataset; a job without TensorFlow never gets here
+            from hetero.data.tf_graph import check_dataset
+
+            check_dataset(dataset, "local")
+        return LocalSource(dataset)
 
     return open_source

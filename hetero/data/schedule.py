@@ -116,11 +116,6 @@ class Schedule:
         """Batches of a rank that are decided but in no step yet, because the step lacks others."""
         return sum(1 for _, owner in self._queue if owner == rank)
 
-    @property
-    def levels(self) -> int:
-        """Levels decided so far."""
-        return self._levels
-
     def _step(self, level: int | None, shares: tuple[Share, ...] = (), tail: bool = False) -> Step:
         step = Step(self.steps, level, shares, tail)
         self.steps += 1

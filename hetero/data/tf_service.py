@@ -152,7 +152,6 @@ class TfDataSource:
         self._closed = threading.Event()
         self._cancellation = cancellation_manager()
         self._joined: Callable[[], Any] | None = None
-        self.elements = 0
 
     def join(self) -> None:
         """Open the epoch now rather than when it is first read, so that the workers begin to prepare it.
@@ -196,7 +195,6 @@ class TfDataSource:
                 raise
             finally:
                 self._waiting_since = None
-            self.elements += 1
             yield element
 
     def _open(self) -> Callable[[], Any]:

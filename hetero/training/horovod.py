@@ -203,7 +203,7 @@ def init_rank(env: Mapping[str, str]) -> tuple[int, int, int]:
     os.environ.setdefault("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "1800")
     if not _has_gpu():
         # Ranks agree on what to do next once a cycle, by default every 1 ms, even while waiting for input. Two waiting
-        # ranks took 0.7 of a shared CPU so, and 0.3 of it at 5 ms; a training step of 20 ms and more was no slower.
+        # ranks took about 0.7 of a shared CPU so, and about half of that at 5 ms, which an allreduce may wait longer.
         os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
     try:
         hvd.init()
