@@ -13,7 +13,7 @@ import sys
 from collections import namedtuple
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from hetero.structure import (
 
 __all__ = [
     "Array",
+    "LeafSpec",
     "Structure",
     "Tree",
     "as_arrays",
@@ -41,17 +42,30 @@ __all__ = [
     "concat_leaves",
     "concat_rows",
     "decode",
+    "decode_leaves",
     "encode",
+    "encode_leaves",
     "encoded_bytes",
     "flatten",
     "leaf_paths",
     "leaf_rows",
     "rows",
     "slice_rows",
+    "tree_from_json",
+    "tree_to_json",
     "unflatten",
 ]
 
 _ALIGNMENT = 64
+
+
+class LeafSpec(NamedTuple):
+    """One array on the wire: `dtype` as text, and where its bytes lie in the buffer."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
 
 
 def rows(structure: Structure) -> int:
@@ -141,8 +155,19 @@ def encode(structure: Structure) -> tuple[bytes, list[memoryview]]:
         InputError: an array of Python objects other than str, bytes and None; names the path.
     """
     leaves, tree = flatten(structure)
+    specs, buffers, size = encode_leaves(leaves, tree)
+    header = json.dumps({"tree": tree_to_json(tree), "leaves": specs, "bytes": size}, separators=(",", ":"))
+    return header.encode(), buffers
+
+
+def encode_leaves(leaves: Sequence[Array], tree: Tree) -> tuple[list[LeafSpec], list[memoryview], int]:
+    """`encode` of a structure that was flattened already.
+
+    Returns:
+        One spec an array; the buffers, to be sent one after the other; how many bytes they have together.
+    """
     buffers: list[memoryview] = []
-    specs: list[list[Any]] = []
+    specs: list[LeafSpec] = []
     offset = 0
     for index, leaf in enumerate(leaves):
         gap = -offset % _ALIGNMENT
@@ -150,11 +175,10 @@ def encode(structure: Structure) -> tuple[bytes, list[memoryview]]:
             buffers.append(memoryview(bytes(gap)))
         parts = _leaf_buffers(leaf, tree, index)
         size = sum(part.nbytes for part in parts)
-        specs.append([_dtype_text(leaf.dtype), list(leaf.shape), offset + gap, size])
+        specs.append(LeafSpec(_dtype_text(leaf.dtype), leaf.shape, offset + gap, size))
         buffers.extend(part for part in parts if part.nbytes)
         offset += gap + size
-    header = json.dumps({"tree": _tree_to_json(tree), "leaves": specs, "bytes": offset}, separators=(",", ":"))
-    return header.encode(), buffers
+    return specs, buffers, offset
 
 
 def encoded_bytes(header: bytes) -> int:
@@ -171,11 +195,14 @@ def decode(header: bytes, buffer: Any) -> Structure:
             where it is; arrays of str and bytes objects are new.
     """
     content = json.loads(header)
+    specs = [LeafSpec(text, tuple(shape), start, size) for text, shape, start, size in content["leaves"]]
+    return decode_leaves(tree_from_json(content["tree"]), specs, buffer)
+
+
+def decode_leaves(tree: Tree, specs: Sequence[LeafSpec], buffer: Any) -> Structure:
+    """`decode` with a header that was read already."""
     flat = np.frombuffer(buffer, dtype=np.uint8)
-    leaves = [
-        _decode_leaf(flat[start : start + size], text, tuple(shape)) for text, shape, start, size in content["leaves"]
-    ]
-    return unflatten(_tree_from_json(content["tree"]), leaves)
+    return unflatten(tree, [_decode_leaf(flat[spec.start : spec.start + spec.size], spec) for spec in specs])
 
 
 def _rows_problem(leaves: Sequence[Array], tree: Tree) -> str:
@@ -194,12 +221,12 @@ def _rows_problem(leaves: Sequence[Array], tree: Tree) -> str:
     )
 
 
-def _dtype_text(dtype: np.dtype[Any]) -> Any:
+def _dtype_text(dtype: np.dtype[Any]) -> str:
     if dtype.kind == "V" and dtype.names is None and dtype.type is not np.void:
         return dtype.name  # bfloat16, float8_*: known by name to ml_dtypes
     if dtype.names is None:
         return dtype.str
-    return {"descr": np.lib.format.dtype_to_descr(dtype)}  # type: ignore[no-untyped-call]
+    return json.dumps(np.lib.format.dtype_to_descr(dtype))  # type: ignore[no-untyped-call]
 
 
 def _leaf_buffers(leaf: Array, tree: Tree, index: int) -> list[memoryview]:
@@ -231,13 +258,13 @@ def _object_buffers(leaf: Array, tree: Tree, index: int) -> list[memoryview]:
     return [memoryview(lengths.tobytes()), memoryview(kinds), memoryview(b"".join(items))]
 
 
-def _decode_leaf(raw: npt.NDArray[np.uint8], text: Any, shape: tuple[int, ...]) -> Array:
-    if text == "|O":
-        return _decode_objects(raw, shape)
-    dtype = dtype_from_text(text) if isinstance(text, str) else _structured_dtype(text["descr"])
+def _decode_leaf(raw: npt.NDArray[np.uint8], spec: LeafSpec) -> Array:
+    if spec.dtype == "|O":
+        return _decode_objects(raw, spec.shape)
+    dtype = _structured_dtype(spec.dtype) if spec.dtype.startswith("[") else dtype_from_text(spec.dtype)
     if not raw.size:
-        return np.empty(shape, dtype=dtype)
-    return raw.view(dtype).reshape(shape)
+        return np.empty(spec.shape, dtype=dtype)
+    return raw.view(dtype).reshape(spec.shape)
 
 
 def _decode_objects(raw: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> Array:
@@ -253,8 +280,9 @@ def _decode_objects(raw: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> Array
     return leaf
 
 
-def _structured_dtype(descr: Any) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_tupled(descr))  # type: ignore[no-untyped-call]
+@lru_cache(maxsize=64)
+def _structured_dtype(text: str) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(_tupled(json.loads(text)))  # type: ignore[no-untyped-call]
     return dtype
 
 
@@ -262,19 +290,24 @@ def _tupled(descr: Any) -> Any:
     """JSON has turned the tuples of a dtype description into lists."""
     if isinstance(descr, str):
         return descr
-    return [(field[0], _tupled(field[1]), *(tuple(part) for part in field[2:])) for field in descr]
+    return [
+        (tuple(name) if isinstance(name, list) else name, _tupled(inner), *(tuple(part) for part in shape))
+        for name, inner, *shape in descr  # a name is a pair if the field has a title
+    ]
 
 
-def _tree_to_json(tree: Tree) -> Any:
+def tree_to_json(tree: Tree) -> Any:
+    """Return a tree as JSON values; named tuples by module, name and fields."""
     if tree == LEAF or tree is None:
         return tree
     kind, detail, children = tree
     if kind == "named":
         detail = [detail.__module__, detail.__qualname__, list(detail._fields)]
-    return [kind, detail, [_tree_to_json(child) for child in children]]
+    return [kind, detail, [tree_to_json(child) for child in children]]
 
 
-def _tree_from_json(node: Any) -> Tree:
+def tree_from_json(node: Any) -> Tree:
+    """Return the tree that `tree_to_json` wrote."""
     if node == LEAF or node is None:
         return node
     kind, detail, children = node
@@ -282,7 +315,7 @@ def _tree_from_json(node: Any) -> Tree:
         detail = _named_type(detail[0], detail[1], tuple(detail[2]))
     elif kind == "dict":
         detail = tuple(detail)
-    return kind, detail, tuple(_tree_from_json(child) for child in children)
+    return kind, detail, tuple(tree_from_json(child) for child in children)
 
 
 @lru_cache(maxsize=64)
