@@ -39,13 +39,14 @@ __all__ = [
     "__version__",
     "errors",
     "inputs",
+    "torch",
     "training",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    # These two lead to TensorFlow, so they are imported when a job first names them.
-    if name in ("inputs", "training"):
+    # These lead to TensorFlow or PyTorch, so they are imported when a job first names them.
+    if name in ("inputs", "torch", "training"):
         return importlib.import_module(f"hetero.{name}")
     raise AttributeError(f"module 'hetero' has no attribute {name!r}")
 

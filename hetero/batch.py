@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 _ALIGNMENT = 64
+_FROM_A_LIBRARY = 2  # what numpy.dtype.isbuiltin says of types that are not NumPy's own
 
 
 class LeafSpec(NamedTuple):
@@ -222,7 +223,7 @@ def _rows_problem(leaves: Sequence[Array], tree: Tree) -> str:
 
 
 def _dtype_text(dtype: np.dtype[Any]) -> str:
-    if dtype.kind == "V" and dtype.names is None and dtype.type is not np.void:
+    if dtype.isbuiltin == _FROM_A_LIBRARY:
         return dtype.name  # bfloat16, float8_*: known by name to ml_dtypes
     if dtype.names is None:
         return dtype.str

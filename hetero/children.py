@@ -1,4 +1,4 @@
-"""What runs in the processes that a launcher starts: `python -m hetero.children coordinator|dispatcher|worker|rank`.
+"""What runs in the processes that a launcher starts: `python -m hetero.children KIND`, KIND one of `_MAINS`.
 
 A child reads one environment variable that describes its host (`HostConfig`), finds everybody else through the
 coordinator, and dies with its launcher. Whatever ends it is written where the launcher looks for it.
@@ -58,13 +58,18 @@ def _exit_code(error: SystemExit) -> int:
 def _follows_from_a_peer(error: BaseException) -> bool:
     if isinstance(error, HeteroError) and error.secondary:
         return True
-    if "horovod" not in sys.modules:
-        return False
-    from hetero.training.horovod import is_peer_failure
+    checks = []
+    if "horovod" in sys.modules:
+        from hetero.training import horovod
 
+        checks.append(horovod.is_peer_failure)
+    if "torch.distributed" in sys.modules:
+        from hetero.training import torch_peers
+
+        checks.append(torch_peers.is_peer_failure)
     try:
-        return is_peer_failure(error)
-    except Exception:  # it reads the error's text, and that can raise whatever the job made of it
+        return any(check(error) for check in checks)
+    except Exception:  # they read the error's text, and that can raise whatever the job made of it
         return False
 
 
@@ -86,6 +91,11 @@ def run_coordinator(config: HostConfig) -> None:
             token=settings.token,
             start_timeout_s=settings.start_timeout_s,
             lease_s=settings.lease_s,
+            required_endpoints=("dispatcher",) if config.engine == "tf_data" else (),
+            splits=config.engine == "grpc",
+            deterministic=settings.deterministic,
+            bad_split=settings.bad_split,
+            tls=config.tls,
         )
     )
 
@@ -169,6 +179,20 @@ def run_worker(config: HostConfig, _index: str) -> None:
     )
 
 
+def run_feed(config: HostConfig) -> None:
+    """Serve the batches that this host's workers prepare."""
+    from hetero.feeding import serve_feed
+
+    serve_feed(config, os.environ[PROCESS_VARIABLE], _preferred_port())
+
+
+def run_feed_worker(config: HostConfig, workers: str) -> None:
+    """Prepare splits for this host's feed, as one of so many workers."""
+    from hetero.feeding import serve_worker
+
+    serve_worker(config, os.environ[PROCESS_VARIABLE], int(workers))
+
+
 def _touch(pulse: Path) -> None:
     with contextlib.suppress(OSError):  # a full disk is no reason to stop serving
         pulse.touch()
@@ -189,6 +213,8 @@ _MAINS: Mapping[str, Callable[..., None]] = {
     "coordinator": run_coordinator,
     "dispatcher": run_dispatcher,
     "worker": run_worker,
+    "feed": run_feed,
+    "feed-worker": run_feed_worker,
     "rank": run_rank,
 }
 

@@ -42,7 +42,7 @@ class DataHostLife(HostLife):
         with contextlib.suppress(HeteroError):  # should the job be lost by this, the coordinator knows why
             age_s = max(0.0, time.time() - failure.time_s)
             self._control.report_failure(failure.to_dict(), age_s, timeout_s=self._tell_timeout_s)
-        if spec.kind is ProcessKind.DISPATCHER:
+        if spec.kind in (ProcessKind.DISPATCHER, ProcessKind.FEED):
             return self._failed(failure)
         workers = {name for name, other in self._specs.items() if other.kind is ProcessKind.WORKER}
         if self._hosts_coordinator or not workers <= self._given_up:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from hetero.control.split_follow import SplitFollower
 from hetero.control.state import JobState
 from hetero.data.engine import Source
 from hetero.data.exchange import Exchange
+from hetero.data.feed_client import FeedClient
 from hetero.errors import DataServiceLost, HeteroError, PeerFailed, PeerNeverCame, TrainerLost
-from hetero.host import open_tasks
+from hetero.host import HostConfig, feed_key, open_tasks
 
+FEED_PREFIX = feed_key("")
 OUTSTANDING_REQUESTS = 8
 """Batches that a rank holds or has asked for; with more workers than that, one of each so that none idles."""
 
@@ -45,6 +48,16 @@ class DataService:
             raise DataServiceLost("The coordinator knows no dispatcher. See the data hosts' logs.")
         return state.endpoints["dispatcher"]
 
+    def feeds(self) -> dict[str, str]:
+        """Return host:port of each data host's feed, by host, but for hosts that are gone."""
+        state, gone = self._state(), self._gone()
+        known = state.endpoints.items() if state else ()
+        return {
+            host: address
+            for key, address in known
+            if key.startswith(FEED_PREFIX) and (host := key.removeprefix(FEED_PREFIX)) not in gone
+        }
+
     def workers(self) -> int:
         """Return the number of data workers that serve."""
         state = self._state()
@@ -72,6 +85,44 @@ class DataService:
         state = self._state()
         hosts = state.data_hosts if state else ()
         return {host.name for host in hosts if host.lost or host.left or host.workers_gone_for_good}
+
+
+class FeedOpener:
+    """Opens an epoch of the `grpc` engine: the coordinator hands its splits to the data hosts' feeds.
+
+    Args:
+        config: The host.
+        service: What is known of the data hosts.
+        run_id: The run, as the coordinator calls it.
+        rank: This rank.
+        size: Number of ranks.
+    """
+
+    def __init__(self, config: HostConfig, service: DataService, run_id: str, rank: int, size: int) -> None:
+        settings = config.settings
+        self._client = FeedClient(
+            rank,
+            size,
+            run_id,
+            settings.token,
+            feeds=service.feeds,
+            prefetch_bytes=settings.prefetch_bytes,
+            deterministic=settings.deterministic,
+            tls=config.tls,
+        )
+        self._follower = SplitFollower(
+            config.control_address, settings.token, rank, size, run_id, self._client, tls=config.tls
+        )
+        self._client.attach(self._follower)
+
+    def __call__(self, epoch: int) -> Source:
+        """Return the epoch's source; from now on the workers prepare it."""
+        return self._client.open(epoch)
+
+    def close(self) -> None:
+        """End all connections and threads. May be repeated."""
+        self._client.close()
+        self._follower.close()
 
 
 class TfDataOpener:

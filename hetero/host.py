@@ -10,6 +10,7 @@ from typing import Any
 from hetero.control.client import ControlClient
 from hetero.rundir import RunDir
 from hetero.settings import Settings
+from hetero.tls import Tls
 from hetero.topology import Host, Role, Topology
 
 CONFIG_VARIABLE = "HETERO_HOST_CONFIG"
@@ -61,8 +62,18 @@ class HostConfig:
         """Return a client of the job's coordinator for a process of this host."""
         current = self.topology.current
         return ControlClient(
-            self.control_address, self.settings.token, current.name, current.role.value, host_address=current.address
+            self.control_address,
+            self.settings.token,
+            current.name,
+            current.role.value,
+            host_address=current.address,
+            tls=self.tls,
         )
+
+    @property
+    def tls(self) -> Tls:
+        """What connections between hosts are encrypted with."""
+        return Tls(self.settings.tls_cert, self.settings.tls_key, self.settings.tls_ca)
 
     def run(self) -> RunDir:
         """Return the paths of the run."""
@@ -83,6 +94,11 @@ def _host(values: dict[str, Any]) -> Host:
 def worker_key(host: str, process: str) -> str:
     """Return the name under which a data worker publishes `address open_tasks`."""
     return f"worker/{host}/{process}"
+
+
+def feed_key(host: str) -> str:
+    """Return the name under which a data host's feed publishes its address."""
+    return f"feed/{host}"
 
 
 def open_tasks(published: str | None) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 from hetero.errors import InputError, JobFileError
 
+FRAMEWORKS = ("tensorflow", "torch")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -24,6 +25,9 @@ class Job:
     Args:
         name: Shown everywhere and part of the default run folder.
         engine: The engine that this job is made for; `--engine` overrides it.
+        framework: What its ranks train with. "tensorflow": Horovod is ready when `train` is called. "torch": neither
+            TensorFlow nor Horovod is loaded, and the environment is set as torchrun sets it, so that
+            `torch.distributed.init_process_group("gloo")` finds the other ranks.
         **defaults: The job's own defaults of other settings (`batch_size=128`) and of its own options (`width=32`).
             They must be literals.
 
@@ -33,11 +37,14 @@ class Job:
         ... def train(ctx): ...
     """
 
-    def __init__(self, name: str, *, engine: str | None = None, **defaults: Any) -> None:
+    def __init__(self, name: str, *, engine: str | None = None, framework: str = "tensorflow", **defaults: Any) -> None:
         if not isinstance(name, str) or not name.strip():
             raise JobFileError(f"A job needs a name, got {name!r}: hetero.Job('digits')")
         self.name = name
+        if framework not in FRAMEWORKS:
+            raise JobFileError(f"Job {name!r} has the framework {framework!r}; it needs {' or '.join(FRAMEWORKS)}.")
         self.engine = engine
+        self.framework = framework
         self.defaults = defaults
         self.inputs_function: Callable[[InputContext], Any] | None = None
         self.splits_function: Callable[[InputContext], Sequence[Any]] | None = None

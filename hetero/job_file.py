@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from hetero.errors import JobFileError, SettingsError
-from hetero.job import Job
+from hetero.job import FRAMEWORKS, Job
 from hetero.settings import Settings, find_job, resolve
 
 
@@ -104,6 +104,10 @@ def _declaration_of(value: ast.expr | None, name: str, path: Path) -> Declaratio
     if not isinstance(title, str) or not title.strip() or len(arguments) > 1:
         raise JobFileError(f"{path}:{value.lineno}: Job(...) takes the job's name and then keywords only.")
     engine = keywords.pop("engine", None)
+    framework = keywords.pop("framework", FRAMEWORKS[0])
+    if framework not in FRAMEWORKS:
+        problem = f"{path}:{value.lineno}: framework is {framework!r}; it needs {' or '.join(FRAMEWORKS)}."
+        raise JobFileError(problem)
     return Declaration(title, engine, keywords)
 
 

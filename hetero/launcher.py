@@ -65,6 +65,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], started_s: float) -
         control_address=plan.control_address,
         started_s=started_s,
     )
+    if problems := config.tls.check():
+        raise SettingsError(problems)
     return Prepared(config, plan)
 
 

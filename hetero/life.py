@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
 from hetero.errors import HeteroError, PeerNeverCame, SettingsError, Stopped
 from hetero.frozen import FrozenServices
-from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, open_tasks, worker_key
+from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, feed_key, open_tasks, worker_key
 from hetero.plan import HostPlan
 from hetero.process.child import ChildSpec
 from hetero.process.failure import Failure
@@ -31,6 +31,7 @@ TELL_TIMEOUT_S = 5.0
 """How long a host that leaves tries to tell its peers."""
 UNHEARD_TIMEOUT_S = 0.2
 """The same towards a coordinator that has not answered for a whole lease."""
+_SERVICES = (ProcessKind.DISPATCHER, ProcessKind.FEED, ProcessKind.WORKER)
 FAREWELL_S = 1.5
 """How long the coordinator outlives the end so that every peer has heard of it."""
 
@@ -97,7 +98,7 @@ class HostLife:
         self._signals = 0
         self._workers_lost = 0
         self._given_up: set[str] = set()
-        services = [spec.name for spec in plan.processes if spec.kind in (ProcessKind.DISPATCHER, ProcessKind.WORKER)]
+        services = [spec.name for spec in plan.processes if spec.kind in _SERVICES]
         pulses = {name: self._run.pulse(config.host, name) for name in services}
         self._frozen = FrozenServices(pulses, self._settings.lease_s)
         self._hosts_coordinator = config.topology.coordinator_host == config.topology.current
@@ -203,10 +204,13 @@ class HostLife:
 
     def _port(self, process: str) -> int | None:
         endpoints = self._state.endpoints if self._state else {}
-        key = process if process == "dispatcher" else worker_key(self._config.host, process)
+        keys = {"dispatcher": process, "feed": feed_key(self._config.host)}
+        key = keys.get(process, worker_key(self._config.host, process))
         address = endpoints.get(key, "").partition(" ")[0]
         if process == "coordinator":
             address = self._config.control_address
+        elif self._config.engine == "grpc" and process.startswith("worker-"):
+            return None  # announced with its feed's address: it listens nowhere itself
         return int(address.rpartition(":")[2]) if address else None
 
     # Watch.

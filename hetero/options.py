@@ -11,6 +11,7 @@ from pathlib import Path
 
 ENGINES = ("auto", "tf_data", "grpc", "local")
 _DAY_S = 86_400.0
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("batch_size", int, 64, "rows a rank takes in one step", 1, 2**31 - 1),
     Option("epochs", int, 1, "passes over the input", 1, 2**31 - 1),
     Option("ranks_per_host", int, None, "training processes a trainer host", 1, 1024, default_text="GPUs, or 1"),
-    Option("workers_per_host", int, None, "workers a data host", 1, 1024, default_text="tf_data 1"),
+    Option("workers_per_host", int, None, "workers a data host", 1, 1024, default_text="tf_data 1, grpc one a CPU"),
     Option("control_port", int, 16000, "coordinator", 1, 65535),
     Option("data_port", int, 6000, "first data port", 1, 65535),
     Option("start_timeout_s", float, 600.0, "seconds until every host has to be there", 0.1, 7 * _DAY_S),
@@ -122,7 +123,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("token", str, None, "shared secret of the job's hosts", default_text="none", secret=True),
     Option("run_dir", Path, None, "what the run leaves", default_text="runs/<name>-<time>"),
     Option("seed", int, 0, "everything random derives from it", 0, 2**63 - 1),
+    Option("deterministic", bool, False, "the same batches in the same order to the same rank (grpc)"),
     Option("remainder", str, "drop", "rows that do not fill a step of all ranks", choices=("drop", "pad")),
+    Option("bad_split", str, "fail", "a split in which the job's code fails (grpc)", choices=("fail", "skip")),
+    Option("prefetch_bytes", int, 256 * MIB, "bytes of input that a rank holds (grpc)", 1, 2**50),
+    Option("buffer_bytes", int, 512 * MIB, "bytes of finished batches that a data host holds (grpc)", 1, 2**50),
+    Option("tls_cert", Path, None, "certificate of this host, PEM", default_text="none"),
+    Option("tls_key", Path, None, "its private key, PEM", default_text="none"),
+    Option("tls_ca", Path, None, "certificates to check the other hosts' by, PEM", default_text="none"),
     Option("channel", dict, None, "where input lies, repeatable", default_text="SageMaker's", field="channels"),
     Option("model_dir", str, None, "where the model goes", default_text="in the run directory"),
 )

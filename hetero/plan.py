@@ -13,6 +13,10 @@ CHILDREN_MODULE = "hetero.children"
 # A service that dies once is an accident and is replaced within the time that clients retry; six deaths in a minute
 # are a fault that a seventh start will not cure.
 SERVICE_RESTARTS = RestartPolicy(attempts=5, window_s=60.0, backoff_s=0.2, max_backoff_s=5.0)
+# Workers of the grpc engine run the job's own code, which may be killed often (memory, native code) and yet get on.
+# A split that kills every worker is found out by its feed, so this only bounds a worker that cannot even start: the
+# window is long enough to see that also where a start takes many seconds.
+FEED_WORKER_RESTARTS = RestartPolicy(attempts=100, window_s=1800.0, backoff_s=0.1, max_backoff_s=0.5)
 # A rank cannot be replaced: its peers stand in the middle of an allreduce.
 RANK_RESTARTS = RestartPolicy(attempts=0)
 _LAST_PORT = 65535
@@ -38,7 +42,7 @@ class HostPlan:
     Args:
         host: The host.
         role: Its role.
-        engine: `tf_data` or `local`.
+        engine: `tf_data`, `grpc` or `local`.
         processes: In the order in which they are started.
         control_host: Address of the coordinator's host.
         control_port: Port of the coordinator.
@@ -83,8 +87,9 @@ def plan_host(topology: Topology, settings: Settings, engine: str, hardware: Har
     Args:
         topology: The cluster, seen from the host to plan.
         settings: The run's settings.
-        engine: `tf_data` or `local`, as `resolve_engine` settled it.
-        hardware: What the host has; its GPUs decide the number of ranks where the settings do not.
+        engine: `tf_data`, `grpc` or `local`, as `resolve_engine` settled it.
+        hardware: What the host has; its GPUs decide the number of ranks and, under grpc, its CPUs that of workers where
+            the settings do not.
 
     Returns:
         The plan.
@@ -92,20 +97,26 @@ def plan_host(topology: Topology, settings: Settings, engine: str, hardware: Har
     Raises:
         SettingsError: The ports of the settings cannot all be used on one host.
     """
-    if engine not in ("tf_data", "local"):
-        raise ValueError(f"engine is {engine!r}; a plan needs tf_data or local")
+    if engine not in ("tf_data", "grpc", "local"):
+        raise ValueError(f"engine is {engine!r}; a plan needs tf_data, grpc or local")
     host = topology.current
-    workers = (settings.workers_per_host or 1) if engine == "tf_data" else 0
+    workers = settings.workers_per_host or {"tf_data": 1, "grpc": hardware.cpus, "local": 0}[engine]
+    ports = 1 + workers if engine == "tf_data" else 1
     ranks = settings.ranks_per_host or hardware.gpus or 1
     control_port = topology.control_port or settings.control_port
-    _check_ports(topology, settings, workers, control_port)
+    if engine != "local":
+        _check_ports(topology, settings, ports, control_port)
     processes: list[ProcessSpec] = []
     if host == topology.coordinator_host:
         processes.append(
             _service("coordinator", ProcessKind.COORDINATOR, ("coordinator",), control_port, critical=True)
         )
-    if host.role is Role.DATA and workers:
-        port = _first_port(topology, settings, workers, host)
+    if host.role is Role.DATA and engine == "grpc":
+        port = _first_port(topology, settings, ports, host)
+        processes.append(_service("feed", ProcessKind.FEED, ("feed",), port, critical=True))
+        processes.extend(_feed_worker(index, workers) for index in range(workers))
+    if host.role is Role.DATA and engine == "tf_data":
+        port = _first_port(topology, settings, ports, host)
         if host == topology.data[0]:
             processes.append(_service("dispatcher", ProcessKind.DISPATCHER, ("dispatcher",), port, critical=True))
         for index in range(workers):
@@ -148,6 +159,19 @@ def _service(name: str, kind: ProcessKind, args: tuple[str, ...], port: int, *, 
     )
 
 
+def _feed_worker(index: int, workers: int) -> ProcessSpec:
+    """Return the blueprint of a worker of the grpc engine, which serves its host's feed and listens on no port."""
+    return ProcessSpec(
+        name=f"worker-{index}",
+        kind=ProcessKind.WORKER,
+        module=CHILDREN_MODULE,
+        args=("feed-worker", str(workers)),
+        port=None,
+        restarts=FEED_WORKER_RESTARTS,
+        critical=False,
+    )
+
+
 def _rank(index: int) -> ProcessSpec:
     """Return the blueprint of the rank with this local index."""
     return ProcessSpec(
@@ -161,30 +185,33 @@ def _rank(index: int) -> ProcessSpec:
     )
 
 
-def _first_port(topology: Topology, settings: Settings, workers: int, host: Host) -> int:
+def _first_port(topology: Topology, settings: Settings, ports: int, host: Host) -> int:
     """Return the first data port of a data host: virtual hosts at one address get ranges one after the other."""
     same_address = [other for other in topology.data if other.address == host.address]
-    return settings.data_port + same_address.index(host) * (1 + workers)
+    return settings.data_port + same_address.index(host) * ports
 
 
-def _check_ports(topology: Topology, settings: Settings, workers: int, control_port: int) -> None:
-    """Raise SettingsError if the data ports leave the range of ports, or take the coordinator's on its address."""
-    if not workers:
-        return
+def _check_ports(topology: Topology, settings: Settings, ports: int, control_port: int) -> None:
+    """Raise SettingsError if the data ports leave the range of ports, or take the coordinator's on its address.
+
+    Args:
+        ports: How many each data host takes.
+    """
     problems = []
-    ranges = {h.name: _first_port(topology, settings, workers, h) for h in topology.data}
-    last = max(ranges.values()) + workers
+    ranges = {h.name: _first_port(topology, settings, ports, h) for h in topology.data}
+    last = max(ranges.values()) + ports - 1
     if last > _LAST_PORT:
+        needed = last - settings.data_port
+        why = f"with --workers-per-host {ports - 1}" if ports > 1 else f"for {len(ranges)} data hosts"
         problems.append(
-            f"--data-port is {settings.data_port}, which with --workers-per-host {workers} takes ports up to {last}; "
-            f"it needs {last - settings.data_port} ports below {_LAST_PORT + 1}: give --data-port "
-            f"{max(1, _LAST_PORT - (last - settings.data_port))} or less."
+            f"--data-port is {settings.data_port}, which {why} takes ports up to {last}; "
+            f"it needs {needed} ports below {_LAST_PORT + 1}: give --data-port {max(1, _LAST_PORT - needed)} or less."
         )
     for host in topology.data:
-        first = ranges[host.name]
-        if host.address == topology.coordinator_host.address and first <= control_port <= first + workers:
+        first, end = ranges[host.name], ranges[host.name] + ports - 1
+        if host.address == topology.coordinator_host.address and first <= control_port <= end:
             problems.append(
-                f"--control-port is {control_port}, which is among the data ports {first} to {first + workers} of host "
+                f"--control-port is {control_port}, which is among the data ports {first} to {end} of host "
                 f"{host.name}; it needs a port of its own: give --control-port {min(_LAST_PORT, last + 1)} "
                 f"or another --data-port."
             )

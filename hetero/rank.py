@@ -17,13 +17,14 @@ from hetero.control.state import JobState, Phase
 from hetero.data.epoch import InputStream
 from hetero.data.exchange import Exchange, ExchangeServer
 from hetero.data.local import local_opener
-from hetero.engines import DataService, TfDataOpener
+from hetero.engines import DataService, FeedOpener, TfDataOpener
 from hetero.errors import HeteroError
 from hetero.host import HostConfig
 from hetero.job import InputContext, Job, TrainContext
 from hetero.job_file import load_job
 from hetero.rundir import RunDir, write_json_atomic
 from hetero.training.meter import StepMeter
+from hetero.training.torch_peers import free_port
 
 if TYPE_CHECKING:
     from hetero.data.engine import Opener
@@ -37,6 +38,11 @@ def _exit_0_is_return() -> Iterator[None]:
     except SystemExit as error:
         if error.code not in (None, 0):
             raise
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 class RankFeed:
@@ -91,7 +97,9 @@ class Rank:
         job = load_job(settings.job)
         from hetero.training import horovod
 
-        horovod.pin_accelerator(self._local_rank)
+        uses_horovod = job.framework == "tensorflow"
+        if uses_horovod:
+            horovod.pin_accelerator(self._local_rank)
         ready = self._wait_for("rendezvous", lambda state: "rendezvous" in state.endpoints)
         slots = [(name, int(count)) for name, count in json.loads(ready.endpoints["slots"])]
         rendezvous = ready.endpoints["rendezvous"]
@@ -103,9 +111,15 @@ class Rank:
             interface=config.topology.interface,
             timeout_s=settings.start_timeout_s,
         )
-        rank, size, local_rank = horovod.init_rank(environment)
+        if uses_horovod:
+            rank, size, local_rank = horovod.init_rank(environment)
+        else:
+            rank, size, local_rank = (int(environment[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK"))
         self._wait_for("a data host with a worker", lambda state: state.phase is Phase.TRAINING)
         server, exchange = self._open_exchange(rank, size)
+        if not uses_horovod:
+            interface = environment.get("HOROVOD_GLOO_IFACE") or horovod.interface_to(*_host_and_port(rendezvous))
+            self._announce_peers(exchange, rank, size, dict(slots)[config.host], master=rendezvous, interface=interface)
         run = config.run()
         meter = StepMeter(
             metrics=run.metrics if rank == 0 else None,
@@ -114,8 +128,10 @@ class Rank:
             progress=os.environ.get("HETERO_PROGRESS", "plain") if rank == 0 else "off",
             started_at=config.started_s,
         )
+        over_feed = config.engine == "grpc"
+        opener = self._opener(job, rank, size, exchange, ready.run_id)
         stream = InputStream(
-            self._opener(job, rank, size, exchange, ready.run_id),
+            opener,
             batch_size=settings.batch_size,
             rank=rank,
             size=size,
@@ -123,6 +139,9 @@ class Rank:
             remainder=settings.remainder,
             check=self._service.check,
             epochs=settings.epochs,
+            prefetch_bytes=settings.prefetch_bytes // 2 if over_feed else None,
+            ordered=settings.deterministic or not over_feed,
+            digest=settings.deterministic,
         )
         feed = RankFeed(stream, meter)
         context = TrainContext(
@@ -147,16 +166,20 @@ class Rank:
         finally:
             meter.close()
             stream.close()
+            if isinstance(opener, FeedOpener):
+                opener.close()
         result = {
             "rank": rank,
             "host": config.host,
             **meter.result().to_dict(),
             "dropped_rows": stream.dropped_rows,
+            "digest": stream.digest,
             "results": feed.logged,
         }
         self._collect(result, rank, size, exchange, run)
         run.finished(config.host, f"rank-{self._local_rank}").touch()
-        horovod.shutdown()
+        if uses_horovod:
+            horovod.shutdown()
         if exchange is not None:
             exchange.close()
         if server is not None:
@@ -173,10 +196,31 @@ class Rank:
             return None, None
         token, server = self._config.settings.token, None
         if rank == 0:
-            server = ExchangeServer(token=token)
+            server = ExchangeServer(token=token, tls=self._config.tls)
             self._control.publish("exchange", f"{self._config.topology.current.address}:{server.port}")
         address = self._wait_for("rank 0", lambda state: "exchange" in state.endpoints).endpoints["exchange"]
-        return server, Exchange(address, rank=rank, size=size, token=token)
+        return server, Exchange(address, rank=rank, size=size, token=token, tls=self._config.tls)
+
+    def _announce_peers(
+        self, exchange: Exchange | None, rank: int, size: int, local_size: int, *, master: str, interface: str
+    ) -> None:
+        """Set the variables by which `torch.distributed` finds the other ranks, as torchrun does."""
+        address, _ = _host_and_port(master)  # the chief's, where rank 0 is
+        port = str(free_port(address)) if rank == 0 else ""
+        if exchange is not None and rank == 0:
+            exchange.publish("master_port", port.encode())
+        elif exchange is not None:
+            port = exchange.wait("master_port", check=self._service.check).decode()
+        os.environ.update(
+            MASTER_ADDR=address,
+            MASTER_PORT=port,
+            RANK=str(rank),
+            WORLD_SIZE=str(size),
+            LOCAL_RANK=str(self._local_rank),
+            LOCAL_WORLD_SIZE=str(local_size),
+            GLOO_SOCKET_IFNAME=interface,
+            NCCL_SOCKET_IFNAME=interface,
+        )
 
     def _splits(self, job: Job, rank: int, exchange: Exchange | None) -> tuple[Any, ...]:
         """List the splits once, in rank 0, so that all ranks mean the same pieces."""
@@ -200,6 +244,8 @@ class Rank:
         )
 
     def _opener(self, job: Job, rank: int, size: int, exchange: Exchange | None, run_id: str) -> Opener:
+        if self._config.engine == "grpc":
+            return FeedOpener(self._config, self._service, run_id, rank, size)
         splits = self._splits(job, rank, exchange)
         assert job.inputs_function is not None  # noqa: S101  load_job checked it
         make_inputs = job.inputs_function

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hetero.errors import EngineError, SettingsError
-from hetero.options import ENGINES, OPTIONS, Option, json_or_text, parse_flags
+from hetero.options import ENGINES, MIB, OPTIONS, Option, json_or_text, parse_flags
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -53,7 +53,14 @@ class Settings:
     token: str | None = field(default=None, repr=False)
     run_dir: Path | None = None
     seed: int = 0
+    deterministic: bool = False
     remainder: str = "drop"
+    bad_split: str = "fail"
+    prefetch_bytes: int = 256 * MIB
+    buffer_bytes: int = 512 * MIB
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
     channels: Mapping[str, str] = field(default_factory=dict)
     model_dir: str | None = None
     params: Mapping[str, object] = field(default_factory=dict)
@@ -103,7 +110,7 @@ class Settings:
     def public(self) -> dict[str, object]:
         """Return JSON values of everything but the token, for listings."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "token"}
-        return values | {"run_dir": str(self.run_dir) if self.run_dir is not None else None}
+        return {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
 
 
 def resolve(
@@ -181,31 +188,38 @@ def resolve_engine(settings: Settings, topology: Cluster, job_engine: str | None
         job_engine: The job's own choice, None or `auto` if it has none.
 
     Returns:
-        `tf_data` or `local`.
+        `tf_data`, `grpc` or `local`.
 
     Raises:
         EngineError: The engine cannot run here.
     """
     asked, engine = "--engine", settings.engine
-    if engine == "auto":
-        if topology.homogeneous:
-            return "local"
+    if engine == "auto" and topology.homogeneous:
+        engine = "local"
+    elif engine == "auto":
         asked, engine = "the job's engine", job_engine or "tf_data"
         if engine == "auto":
             engine = "tf_data"
     if engine not in ENGINES:
         raise EngineError(f"{asked} is {engine!r}; it needs one of {', '.join(ENGINES)}. Correct it in the job file.")
-    if engine == "grpc":
-        raise EngineError(f"{asked} is grpc, which this version does not have yet. Give --engine tf_data or local.")
-    if engine == "tf_data" and topology.homogeneous:
+    if engine in ("tf_data", "grpc") and topology.homogeneous:
         raise EngineError(
-            f"{asked} is tf_data, but {topology.source} has no data hosts: a homogeneous job has nobody to serve input "
-            f"from elsewhere. Give --engine local (or leave it at auto), or start the job with a data group."
+            f"{asked} is {engine}, but {topology.source} has no data hosts: a homogeneous job has nobody to serve "
+            f"input from elsewhere. Give --engine local (or leave it at auto), or start the job with a data group."
         )
     if engine == "local" and not topology.homogeneous:
         raise EngineError(
             f"{asked} is local, but {topology.source} has data hosts, which would idle while the ranks prepare their "
-            f"own input. Give --engine tf_data, or start the job without a data group."
+            f"own input. Give --engine tf_data or grpc, or start the job without a data group."
+        )
+    if engine == "tf_data" and settings.deterministic:
+        raise EngineError(
+            "--deterministic is set, but under tf_data the workers' speed decides the order. Give --engine grpc."
+        )
+    if engine != "grpc" and settings.bad_split == "skip":
+        raise EngineError(
+            f"--bad-split is skip, but the engine is {engine}, which cannot leave out one split. "
+            "Give --engine grpc, or --bad-split fail."
         )
     return engine
 

@@ -15,6 +15,7 @@ class ProcessKind(Enum):
 
     COORDINATOR = "coordinator"
     DISPATCHER = "dispatcher"
+    FEED = "feed"
     WORKER = "worker"
     RANK = "rank"
 

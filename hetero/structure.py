@@ -144,11 +144,13 @@ def _leaf_array(value: Any, path: tuple[object, ...]) -> Array:
 
 def _torch_array(tensor: Any) -> Array:
     tensor = tensor.detach().cpu()
-    if str(tensor.dtype) != "torch.bfloat16":
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name != "bfloat16" and not name.startswith("float8_"):
         plain: Array = tensor.numpy()
         return plain
-    bits: Array = tensor.contiguous().view(sys.modules["torch"].int16).numpy()
-    return bits.view(dtype_from_text("bfloat16"))
+    torch = sys.modules["torch"]  # types that NumPy does not know are read through their bits
+    bits: Array = tensor.contiguous().view(torch.int16 if name == "bfloat16" else torch.uint8).numpy()
+    return bits.view(dtype_from_text(name))
 
 
 def _path_text(path: tuple[object, ...]) -> str:

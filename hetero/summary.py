@@ -55,15 +55,17 @@ def summarise(
             "data": round(sum(cpu_s.get(host.name, 0.0) for host in topology.data), 2),
             "trainer": round(sum(cpu_s.get(host.name, 0.0) for host in topology.trainers), 2),
         },
-        "replayed_batches": 0,
+        "replayed_batches": state.replayed_batches if state else 0,
         "lost_workers": lost,
         # A tf.data worker takes the rows that it had begun with it, and nobody knows how many those were.
-        "rows_lost": 0 if lost == 0 else None,
+        "rows_lost": 0 if lost == 0 or config.engine == "grpc" else None,
+        "skipped_splits": state.skipped_splits if state else 0,
         "dropped_rows": first.get("dropped_rows"),
         "batch_size": config.settings.batch_size,
         "first_batch_s": first.get("first_batch_s"),
         "run_id": state.run_id if state else config.run_id,
         "rank_steps": [rank["steps"] for rank in ranks],
+        "batch_digests": [rank.get("digest") for rank in ranks] if config.settings.deterministic else None,
         "results": first.get("results", {}),
     }
 

@@ -87,7 +87,7 @@ class HostState(_message.Message):
     def __init__(self, name: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., registered: bool = ..., report: _Optional[_Union[HostReport, _Mapping]] = ..., left: bool = ..., lost: bool = ..., leave_reason: _Optional[str] = ..., age_s: _Optional[float] = ...) -> None: ...
 
 class JobState(_message.Message):
-    __slots__ = ("version", "restarts", "run_id", "uptime_s", "phase", "outcome", "cause_json", "hosts", "endpoints")
+    __slots__ = ("version", "restarts", "run_id", "uptime_s", "phase", "outcome", "cause_json", "hosts", "endpoints", "replayed_batches", "skipped_splits")
     class EndpointsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,8 @@ class JobState(_message.Message):
     CAUSE_JSON_FIELD_NUMBER: _ClassVar[int]
     HOSTS_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    REPLAYED_BATCHES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_SPLITS_FIELD_NUMBER: _ClassVar[int]
     version: int
     restarts: int
     run_id: str
@@ -113,7 +115,9 @@ class JobState(_message.Message):
     cause_json: str
     hosts: _containers.RepeatedCompositeFieldContainer[HostState]
     endpoints: _containers.ScalarMap[str, str]
-    def __init__(self, version: _Optional[int] = ..., restarts: _Optional[int] = ..., run_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., phase: _Optional[_Union[Phase, str]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., cause_json: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostState, _Mapping]]] = ..., endpoints: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    replayed_batches: int
+    skipped_splits: int
+    def __init__(self, version: _Optional[int] = ..., restarts: _Optional[int] = ..., run_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., phase: _Optional[_Union[Phase, str]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., cause_json: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostState, _Mapping]]] = ..., endpoints: _Optional[_Mapping[str, str]] = ..., replayed_batches: _Optional[int] = ..., skipped_splits: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
     __slots__ = ("host", "role", "address", "report")

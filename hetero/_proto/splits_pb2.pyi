@@ -34,16 +34,18 @@ class ServeRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[ServeHello, _Mapping]] = ..., wanted: _Optional[int] = ..., done: _Optional[_Iterable[_Union[SplitDone, _Mapping]]] = ..., bad: _Optional[_Iterable[_Union[SplitBad, _Mapping]]] = ..., returned: _Optional[_Iterable[_Union[SplitId, _Mapping]]] = ..., list: _Optional[_Union[SplitList, _Mapping]] = ..., stats: _Optional[_Union[FeedStats, _Mapping]] = ...) -> None: ...
 
 class ServeHello(_message.Message):
-    __slots__ = ("host", "feed_id", "held", "done")
+    __slots__ = ("host", "feed_id", "held", "done", "ended")
     HOST_FIELD_NUMBER: _ClassVar[int]
     FEED_ID_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     host: str
     feed_id: str
     held: _containers.RepeatedCompositeFieldContainer[SplitId]
     done: _containers.RepeatedCompositeFieldContainer[SplitDone]
-    def __init__(self, host: _Optional[str] = ..., feed_id: _Optional[str] = ..., held: _Optional[_Iterable[_Union[SplitId, _Mapping]]] = ..., done: _Optional[_Iterable[_Union[SplitDone, _Mapping]]] = ...) -> None: ...
+    ended: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, host: _Optional[str] = ..., feed_id: _Optional[str] = ..., held: _Optional[_Iterable[_Union[SplitId, _Mapping]]] = ..., done: _Optional[_Iterable[_Union[SplitDone, _Mapping]]] = ..., ended: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SplitDone(_message.Message):
     __slots__ = ("id", "batches", "replayed")
@@ -146,30 +148,36 @@ class Assignment(_message.Message):
     def __init__(self, id: _Optional[_Union[SplitId, _Mapping]] = ..., value: _Optional[str] = ..., arrived: _Optional[bytes] = ...) -> None: ...
 
 class FollowRequest(_message.Message):
-    __slots__ = ("hello", "begun", "left", "fenced", "stats")
+    __slots__ = ("hello", "begun", "left", "fenced", "stats", "bye")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     LEFT_FIELD_NUMBER: _ClassVar[int]
     FENCED_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
     hello: FollowHello
     begun: _containers.RepeatedScalarFieldContainer[int]
     left: _containers.RepeatedScalarFieldContainer[int]
     fenced: _containers.RepeatedCompositeFieldContainer[Fenced]
     stats: RankStats
-    def __init__(self, hello: _Optional[_Union[FollowHello, _Mapping]] = ..., begun: _Optional[_Iterable[int]] = ..., left: _Optional[_Iterable[int]] = ..., fenced: _Optional[_Iterable[_Union[Fenced, _Mapping]]] = ..., stats: _Optional[_Union[RankStats, _Mapping]] = ...) -> None: ...
+    bye: bool
+    def __init__(self, hello: _Optional[_Union[FollowHello, _Mapping]] = ..., begun: _Optional[_Iterable[int]] = ..., left: _Optional[_Iterable[int]] = ..., fenced: _Optional[_Iterable[_Union[Fenced, _Mapping]]] = ..., stats: _Optional[_Union[RankStats, _Mapping]] = ..., bye: bool = ...) -> None: ...
 
 class FollowHello(_message.Message):
-    __slots__ = ("rank", "size", "run_id", "highest_attempt")
+    __slots__ = ("rank", "size", "run_id", "highest_attempt", "obeyed", "ended")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OBEYED_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     size: int
     run_id: str
     highest_attempt: int
-    def __init__(self, rank: _Optional[int] = ..., size: _Optional[int] = ..., run_id: _Optional[str] = ..., highest_attempt: _Optional[int] = ...) -> None: ...
+    obeyed: _containers.RepeatedCompositeFieldContainer[Fence]
+    ended: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[int] = ..., size: _Optional[int] = ..., run_id: _Optional[str] = ..., highest_attempt: _Optional[int] = ..., obeyed: _Optional[_Iterable[_Union[Fence, _Mapping]]] = ..., ended: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FollowReply(_message.Message):
     __slots__ = ("welcome", "fences", "epochs_ended")

@@ -133,7 +133,7 @@ def _summary(topology: Topology, settings: Settings, one: HostPlan) -> str:
     """Return what the table does not show."""
     lines = [
         f"Coordinator at {one.control_address}. A data port that is taken is replaced by another."
-        if one.engine == "tf_data"
+        if one.engine != "local"
         else f"Coordinator at {one.control_address}."
     ]
     if settings.ranks_per_host is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,16 +10,20 @@ from typing import Any
 
 import grpc
 
+from hetero import tls as transport
 from hetero._proto import control_pb2 as pb
-from hetero._proto import control_pb2_grpc
+from hetero._proto import control_pb2_grpc, splits_pb2_grpc
 from hetero.errors import CoordinatorUnreachable, HeteroError, SettingsError, TopologyError, Unauthorised
+from hetero.tls import PLAIN, Tls
+
+logger = logging.getLogger(__name__)
 
 TOKEN_KEY = "x-hetero-token"  # noqa: S105 - the name of the metadata, not a token
 CALL_TIMEOUT_S = 5.0
 RETRY_FIRST_S, RETRY_FACTOR, RETRY_MOST_S = 0.05, 1.5, 0.5
 NEW_CHANNEL_AFTER_S = 5.0
 
-_CHANNEL_OPTIONS = (
+CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # peers are in the same network, whatever the environment says
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -31,12 +36,18 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 16 * 1024 * 1024),
 )
+
+
+class NotServed(HeteroError):
+    """The coordinator does not serve what was asked for: its job has another engine, or it is of another version."""
+
+
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthorised,
     grpc.StatusCode.NOT_FOUND: TopologyError,
     grpc.StatusCode.PERMISSION_DENIED: HeteroError,
     grpc.StatusCode.INVALID_ARGUMENT: HeteroError,
-    grpc.StatusCode.UNIMPLEMENTED: HeteroError,
+    grpc.StatusCode.UNIMPLEMENTED: NotServed,
     grpc.StatusCode.RESOURCE_EXHAUSTED: HeteroError,
 }
 
@@ -47,16 +58,17 @@ class Channel:
     Args:
         address: The coordinator's "host:port".
         token: The job's shared secret, None if it has none.
+        tls: Whether and with what to encrypt.
 
     Raises:
-        SettingsError: The token has characters that cannot be sent.
+        SettingsError: The token has characters that cannot be sent, or the TLS files cannot be used.
     """
 
-    def __init__(self, address: str, token: str | None) -> None:
-        if token is not None and not (token and all("!" <= character <= "~" for character in token)):
-            raise SettingsError(["--token must be visible ASCII characters without spaces, at least one"])
+    def __init__(self, address: str, token: str | None, *, tls: Tls = PLAIN) -> None:
         self.address = address
-        self._metadata = () if token is None else ((TOKEN_KEY, token),)
+        self._metadata = metadata_of(token)
+        self._tls = tls
+        self._trouble: str | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._stream: Any = None
@@ -67,9 +79,16 @@ class Channel:
         """Whether `close` was called."""
         return self._closed.is_set()
 
+    @property
+    def trouble(self) -> str | None:
+        """What went wrong since the last answer, in words; None if nothing did."""
+        return self._trouble
+
     def call_once(self, method: str, request: Any, timeout_s: float) -> Any:
         """Call once; whatever goes wrong is raised as gRPC raises it."""
-        return getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_s)
+        reply = getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_s)
+        self._trouble = None
+        return reply
 
     def call(
         self,
@@ -95,16 +114,17 @@ class Channel:
         """
         deadline_s = time.monotonic() + timeout_s
         renew_s = time.monotonic() + NEW_CHANNEL_AFTER_S
-        for pause_s in _pauses():
+        for pause_s in retry_pauses_s():
             left_s = max(0.05, deadline_s - time.monotonic())
             try:
                 return self.call_once(method, request, min(left_s, call_timeout_s, 1.0 if check else call_timeout_s))
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
                 self._raise_if_final(error)
+                trouble = self._note(error)
                 if time.monotonic() + pause_s > deadline_s or self.closed:
                     raise CoordinatorUnreachable(
                         f"The coordinator at {self.address} gave no answer to {method} within {timeout_s:g} s: "
-                        f"{details(error)}."
+                        f"{trouble}."
                     ) from error
             if check is not None:
                 check()
@@ -120,16 +140,17 @@ class Channel:
         Raises:
             HeteroError: The coordinator refused; `Unauthorised` for the token.
         """
-        pauses = _pauses()
+        pauses = retry_pauses_s()
         while not self.closed:
             try:
                 with self._lock:
                     stream = self._stream = self._stub.Watch(request, metadata=self._metadata)
                 for message in stream:
-                    pauses = _pauses()
+                    pauses, self._trouble = retry_pauses_s(), None
                     yield message
             except (grpc.RpcError, ValueError) as error:
                 self._raise_if_final(error)
+                self._note(error)
             self._closed.wait(next(pauses))
 
     def close(self) -> None:
@@ -141,21 +162,49 @@ class Channel:
             self._channel.close()
 
     def _connect(self) -> tuple[Any, Any]:
-        channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-        return channel, control_pb2_grpc.ControlStub(channel)
+        channel = transport.channel(self.address, CHANNEL_OPTIONS, self._tls)
+        stub = control_pb2_grpc.ControlStub(channel)
+        stub.GetInput = splits_pb2_grpc.SplitsStub(channel).GetInput
+        return channel, stub
 
     def _renew(self) -> None:
         """Start over with a new connection: an old one may wait minutes before it looks up a name again."""
         with self._lock:
             if self.closed:
                 return
-            old, (self._channel, self._stub) = self._channel, self._connect()
+            try:
+                new = self._connect()
+            except SettingsError as error:  # a file that is being replaced must not end a job that runs
+                logger.warning("no new connection to the coordinator: %s", error)
+                return
+            old, (self._channel, self._stub) = self._channel, new
         old.close()
+
+    def _note(self, error: Exception) -> str:
+        """Remember what went wrong, in words. A failed handshake outlives the deadline of a later try; logged once."""
+        text, before = details(error), self._trouble or ""
+        known = transport.is_handshake(before)
+        trouble = before if known and "deadline" in text.lower() else transport.explain(text, self._tls)
+        if transport.is_handshake(text) and not known:
+            logger.warning("cannot connect to the coordinator at %s, trying on: %s", self.address, trouble)
+        self._trouble = trouble
+        return trouble
 
     def _raise_if_final(self, error: Exception) -> None:
         code = error.code() if isinstance(error, grpc.Call) else None
         if code in _FINAL:
             raise _FINAL[code](f"The coordinator at {self.address} refused this host: {details(error)}.") from error
+
+
+def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
+    """Return what every call carries.
+
+    Raises:
+        SettingsError: The token has characters that cannot be sent.
+    """
+    if token is not None and not (token and all("!" <= character <= "~" for character in token)):
+        raise SettingsError(["--token must be visible ASCII characters without spaces, at least one"])
+    return () if token is None else ((TOKEN_KEY, token),)
 
 
 def details(error: BaseException) -> str:
@@ -164,7 +213,8 @@ def details(error: BaseException) -> str:
     return str(text).rstrip(".")
 
 
-def _pauses() -> Iterator[float]:
+def retry_pauses_s() -> Iterator[float]:
+    """Yield how long to wait before each new try, without end."""
     pause_s = RETRY_FIRST_S
     while True:
         yield pause_s

@@ -7,8 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+import grpc
+
 from hetero._proto import control_pb2 as pb
-from hetero.control.channel import CALL_TIMEOUT_S, Channel, details
+from hetero._proto import splits_pb2
+from hetero.control.channel import CALL_TIMEOUT_S, Channel, NotServed, details
 from hetero.control.lease import Lease, heartbeat_interval_s
 from hetero.control.state import (
     HostReport,
@@ -20,6 +23,7 @@ from hetero.control.state import (
     state_from_proto,
 )
 from hetero.errors import CoordinatorUnreachable, HeteroError, PeerNeverCame
+from hetero.tls import PLAIN, Tls
 
 logger = logging.getLogger(__name__)
 
@@ -38,23 +42,32 @@ class ControlClient:
         host: Name of this host in the topology.
         role: "data" or "trainer".
         host_address: Where peers reach this host; its name by default.
+        tls: Whether and with what to encrypt.
 
     Raises:
-        SettingsError: The token has characters that cannot be sent.
+        SettingsError: The token has characters that cannot be sent, or the TLS files cannot be used.
     """
 
     def __init__(
-        self, address: str, token: str | None = None, host: str = "", role: str = "", *, host_address: str | None = None
+        self,
+        address: str,
+        token: str | None = None,
+        host: str = "",
+        role: str = "",
+        *,
+        host_address: str | None = None,
+        tls: Tls = PLAIN,
     ) -> None:
         self.address = address
         self.host = host
         self.role = str(getattr(role, "value", role))
         self.lease_s: float | None = None
         self._host_address = host if host_address is None else host_address
-        self._channel = Channel(address, token)
+        self._channel = Channel(address, token, tls=tls)
         self._lock = threading.Condition()
         self._state: JobState | None = None
         self._refused: HeteroError | None = None
+        self._published: dict[str, pb.PublishRequest] = {}
         self._callbacks: list[Callable[[JobState], None]] = []
         self._watcher: threading.Thread | None = None
         self._lease: Lease | None = None
@@ -82,20 +95,22 @@ class ControlClient:
         except CoordinatorUnreachable as error:
             raise PeerNeverCame(
                 f"The coordinator at {self.address} did not answer within {timeout_s:g} s "
-                f"({details(error.__cause__ or error)}). "
+                f"({self._channel.trouble or details(error)}). "
                 "Look at the log of the host that runs it, or raise --start-timeout-s."
             ) from error
         self.lease_s = reply.lease_s
         return state_from_proto(reply.state)
 
     def publish(self, name: str, address: str, timeout_s: float = 15.0) -> None:
-        """Announce where something listens.
+        """Announce where something listens; while this client watches, once more should the coordinator forget it.
 
         Raises:
             CoordinatorUnreachable: No answer in time.
             HeteroError: The coordinator refused; `Unauthorised` for the token.
         """
-        self._channel.call("Publish", pb.PublishRequest(host=self.host, name=name, address=address), timeout_s)
+        request = pb.PublishRequest(host=self.host, name=name, address=address)
+        self._channel.call("Publish", request, timeout_s)
+        self._published[name] = request
 
     def watch(self, callback: Callable[[JobState], None] | None = None) -> None:
         """Call `callback` in a background thread with the state now and after each change, until `close`.
@@ -153,7 +168,9 @@ class ControlClient:
                 self._lock.wait(min(left_s, CHECK_INTERVAL_S))
             if check is not None:
                 check()
-        seen = "the coordinator did not answer" if self._state is None else f"the job is {self._state.phase.value}"
+        trouble = f" ({self._channel.trouble})" if self._channel.trouble else ""
+        silence = f"the coordinator did not answer{trouble}"
+        seen = silence if self._state is None else f"the job is {self._state.phase.value}"
         raise PeerNeverCame(
             f"{what} did not come within {timeout_s:g} s; {seen}. Look at the logs of the other hosts, "
             f"`hetero status {self.address}` lists them."
@@ -294,6 +311,19 @@ class ControlClient:
         """
         return state_from_proto(self._channel.call("GetStatus", pb.GetStatusRequest(), timeout_s))
 
+    def input_state(self, timeout_s: float = 5.0) -> splits_pb2.InputState | None:
+        """Ask how the input of a `grpc` job stands now; None if the job has another engine.
+
+        Raises:
+            CoordinatorUnreachable: No answer in time.
+            Unauthorised: The coordinator refused the token.
+        """
+        try:
+            reply: splits_pb2.InputState = self._channel.call("GetInput", splits_pb2.GetInputRequest(), timeout_s)
+        except NotServed:
+            return None
+        return reply
+
     def close(self) -> None:
         """End all threads and the connection; says nothing to the coordinator. Never raises, may be repeated."""
         self._channel.close()  # calls under way end at once
@@ -320,11 +350,21 @@ class ControlClient:
     def _watch(self) -> None:
         try:
             for message in self._channel.watch(pb.WatchRequest(host=self.host)):
-                self._accept(state_from_proto(message))
+                state = state_from_proto(message)
+                self._accept(state)
+                self._publish_again(state)
         except HeteroError as refusal:
             with self._lock:
                 self._refused = refusal
                 self._lock.notify_all()
+
+    def _publish_again(self, state: JobState) -> None:
+        """Announce what a coordinator without a journal does not know any more; tried again with the next state."""
+        for name in set(self._published) - set(state.endpoints) if not state.ended else ():
+            try:
+                self._channel.call_once("Publish", self._published[name], CHECK_INTERVAL_S * 4)
+            except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
+                logger.info("cannot announce %s again: %s", name, details(error))
 
     def _accept(self, state: JobState) -> None:
         with self._lock:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hetero.errors import SettingsError, TopologyError
+from hetero.tls import PLAIN, Tls
 
 
 @dataclass(frozen=True)
@@ -15,7 +16,7 @@ class CoordinatorConfig:
 
     Args:
         port: TCP port to listen on; 0 takes any free one.
-        data: Names of the expected data hosts; the first one runs the dispatcher.
+        data: Names of the expected data hosts; the first one runs this coordinator.
         trainers: Names of the expected trainer hosts; the first one is the chief.
         journal: File that lets a restarted coordinator go on where it was.
         run_id: Name of this run; a journal of another run is not used.
@@ -24,6 +25,10 @@ class CoordinatorConfig:
         start_timeout_s: Within this everybody needed must be there.
         lease_s: A host silent for longer is lost.
         required_endpoints: What must have been published before training starts, if there are data hosts.
+        splits: Whether the coordinator hands splits to feeds (engine `grpc`).
+        deterministic: Whether ranks read an epoch split by split, in order.
+        bad_split: What becomes of a split in which the job's code fails: "fail" ends the job, "skip" goes on without.
+        tls: Whether and with what to encrypt.
     """
 
     port: int
@@ -36,6 +41,10 @@ class CoordinatorConfig:
     start_timeout_s: float = 600.0
     lease_s: float = 30.0
     required_endpoints: tuple[str, ...] = ("dispatcher",)
+    splits: bool = False
+    deterministic: bool = False
+    bad_split: str = "fail"
+    tls: Tls = PLAIN
 
     def __post_init__(self) -> None:
         """Refuse what no coordinator could work with."""
@@ -43,14 +52,18 @@ class CoordinatorConfig:
             raise TopologyError("A job needs at least one trainer host, this one has none.")
         if self.lease_s <= 0:
             raise SettingsError([f"--lease-s is {self.lease_s:g}, it must be more than 0"])
+        if self.bad_split not in ("fail", "skip"):
+            raise SettingsError([f"--bad-split is {self.bad_split!r}, it must be fail or skip"])
 
     def to_json(self) -> str:
         """Return the configuration, token included, as JSON text."""
-        return json.dumps({**asdict(self), "journal": str(self.journal)})
+        tls = {name: path and str(path) for name, path in asdict(self.tls).items()}
+        return json.dumps({**asdict(self), "journal": str(self.journal), "tls": tls})
 
     @classmethod
     def from_json(cls, text: str) -> CoordinatorConfig:
         """Rebuild a configuration from `to_json`."""
         value = json.loads(text)
         tuples = {name: tuple(value[name]) for name in ("data", "trainers", "required_endpoints")}
-        return cls(**{**value, **tuples, "journal": Path(value["journal"])})
+        tls = Tls(**{name: path and Path(path) for name, path in value["tls"].items()})
+        return cls(**{**value, **tuples, "journal": Path(value["journal"]), "tls": tls})

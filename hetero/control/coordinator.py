@@ -19,10 +19,14 @@ import grpc.aio
 import psutil
 from google.protobuf.message import DecodeError
 
+from hetero import tls
 from hetero._proto import control_pb2 as pb
+from hetero.control import split_service
 from hetero.control.channel import TOKEN_KEY
 from hetero.control.config import CoordinatorConfig
 from hetero.control.ledger import Ledger, Refused, UnknownHost
+from hetero.control.split_service import SplitService
+from hetero.control.splits import Mismatch
 from hetero.control.state import (
     cause_from_json,
     outcome_from_proto,
@@ -43,7 +47,6 @@ REFUSAL_LOG_INTERVAL_S = 5.0
 
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second coordinator on the port must fail, not share it
-    ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_metadata_size", 16 * 1024),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),  # clients ping every 5 s to notice a dead network
     ("grpc.http2.max_ping_strikes", 0),
@@ -102,6 +105,11 @@ class Coordinator:
         self._snapshot = b""
         self._server: grpc.aio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
+        self.splits = (
+            SplitService(config, self.ledger, functools.partial(_answering, door=self._door), self._publish)
+            if config.splits
+            else None
+        )
 
     async def start(self) -> int:
         """Listen; return the port.
@@ -109,13 +117,17 @@ class Coordinator:
         Raises:
             PortInUse: Another process listens on the port.
             HeteroError: The port cannot be bound for another reason.
+            SettingsError: The TLS files cannot be used.
         """
         _check_bindable(self.config.bind, self.config.port)
-        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        most_bytes = MAX_REQUEST_BYTES if self.splits is None else split_service.MAX_REQUEST_BYTES
+        server = grpc.aio.server(options=(*_SERVER_OPTIONS, ("grpc.max_receive_message_length", most_bytes)))
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
+        if self.splits is not None:
+            server.add_generic_rpc_handlers((self.splits.handlers(),))
         host = f"[{self.config.bind}]" if ":" in self.config.bind else self.config.bind
         try:
-            port = server.add_insecure_port(f"{host}:{self.config.port}")
+            port = tls.bind(server, f"{host}:{self.config.port}", self.config.tls)
         except RuntimeError as error:
             raise _port_in_use(self.config.bind, self.config.port) from error
         self._publish()
@@ -132,6 +144,8 @@ class Coordinator:
                 await asyncio.wait_for(self._everybody_told(), LINGER_S)
         self._stopping = True
         self._wake()
+        if self.splits is not None:
+            self.splits.stop()
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -228,6 +242,8 @@ class Coordinator:
         while True:
             await asyncio.sleep(interval_s)
             self.ledger.tick()
+            if self.splits is not None:
+                self.splits.tick()
             self._publish()
 
     def _publish(self) -> None:
@@ -238,6 +254,8 @@ class Coordinator:
         self._pushed_version = self.ledger.version
         self._snapshot = state_to_proto(self.ledger.state()).SerializeToString()
         self._wake()
+        if self.splits is not None:
+            self.splits.hosts_changed()
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -291,6 +309,8 @@ async def _answering(context: grpc.aio.ServicerContext, door: _Door) -> AsyncIte
         yield
     except UnknownHost as error:
         await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+    except Mismatch as error:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
     except Refused as error:
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
     except (ValueError, KeyError, DecodeError) as error:

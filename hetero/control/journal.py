@@ -26,6 +26,11 @@ def read_journal(path: Path) -> dict[str, Any] | None:
 
 
 def write_journal(path: Path, value: Mapping[str, Any]) -> None:
+    """Replace the journal by a JSON object; see `replace_journal`."""
+    replace_journal(path, json.dumps(value, default=str))
+
+
+def replace_journal(path: Path, text: str) -> None:
     """Replace the journal. A full disk is logged and costs only the ability to resume.
 
     There is no fsync: the journal is for a coordinator that died, not for a machine that did.
@@ -33,7 +38,7 @@ def write_journal(path: Path, value: Mapping[str, Any]) -> None:
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(value, default=str), encoding="utf-8")
+        aside.write_text(text, encoding="utf-8")
         aside.replace(path)
     except OSError as error:
         logger.warning(

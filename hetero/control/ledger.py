@@ -9,7 +9,7 @@ What ends a job, besides `end_training`:
 | not everybody needed is there after `start_timeout_s`       | NEVER_STARTED |
 | a trainer host is silent for `lease_s`                      | TRAINER_LOST  |
 | the first data host is lost, or no host can prepare input   | DATA_LOST     |
-| a trainer host reports a primary failure                    | FAILED        |
+| a trainer host reports a primary failure, or `fail`         | FAILED        |
 | ... a secondary one, and no primary follows in time         | FAILED        |
 | a trainer host leaves with a reason                         | STOPPED       |
 | the chief leaves without one, after training has begun      | SUCCEEDED     |
@@ -26,6 +26,7 @@ from typing import Any
 from hetero.control.config import CoordinatorConfig
 from hetero.control.journal import read_journal, write_journal
 from hetero.control.member import Member, ReportedFailure, note, seconds, weighty
+from hetero.control.needs import lost_data, unmet
 from hetero.control.state import HostReport, JobState, Outcome, Phase, failure_of
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Ledger:
         self._failure_deadline_s: float | None = None
         self._minor_since_s: float | None = None
         self._restarts = 0
+        self._input = (0, 0)  # batches replayed, splits skipped
         self.version = 1
         self._saved_version = 0
         self._resume(read_journal(config.journal))
@@ -184,6 +186,18 @@ class Ledger:
             self._cause = self._first_failure()
             self._change()
 
+    def fail(self, cause: dict[str, object]) -> None:
+        """End the job because of what the coordinator itself heard of: a primary failure, unless there was one."""
+        self._failures.setdefault("primary", ReportedFailure(self.uptime_s, cause))
+        self._end(Outcome.FAILED, self._first_failure())
+
+    def note_input(self, replayed_batches: int, skipped_splits: int) -> None:
+        """Take in totals of the input; they never sink, whatever a restarted coordinator has forgotten."""
+        totals = max(replayed_batches, self._input[0]), max(skipped_splits, self._input[1])
+        if totals != self._input:
+            self._input = totals
+            self._change_soon()
+
     def leave(self, name: str, reason: str, report: HostReport | None = None) -> None:
         """Note that a host goes, with an empty reason if its part is done; its last numbers are kept.
 
@@ -242,6 +256,8 @@ class Ledger:
             cause=self._cause,
             hosts=tuple(member.state(self.uptime_s) for member in self._members.values()),
             endpoints=dict(self._endpoints),
+            replayed_batches=self._input[0],
+            skipped_splits=self._input[1],
         )
 
     def save(self) -> None:
@@ -260,6 +276,7 @@ class Ledger:
                 "outcome": self._outcome.value,
                 "cause": self._cause,
                 "endpoints": self._endpoints,
+                "input": self._input,
                 "failures": {kind: asdict(failure) for kind, failure in self._failures.items()},
                 "failure_deadline_s": self._failure_deadline_s,
                 "members": [member.to_json() for member in self._members.values()],
@@ -295,41 +312,21 @@ class Ledger:
             self._end(Outcome.TRAINER_LOST, self._note(lapsed[0], text, suggested_exit_code=5))
         elif self._config.data and (cause := self._data_lost()) is not None:
             self._end(Outcome.DATA_LOST, cause)
-        elif self._phase is Phase.WAITING and not self._unmet():
+        elif self._phase is Phase.WAITING and not unmet(self._config, self._members, self._endpoints):
             self._phase = Phase.TRAINING
             logger.info("everybody is there after %.1f s: training starts", self.uptime_s)
             self._change()
 
     def _data_lost(self) -> dict[str, object] | None:
-        data = [self._members[name] for name in self._config.data]
-        if data[0].gone:
-            text = f"data host {data[0].name}, which runs the dispatcher, {data[0].why_gone(self._config.lease_s)}"
-            return self._data_cause(data[:1], text)
         in_time = self._phase is Phase.WAITING or self.uptime_s < self._config.start_timeout_s
-        if any(not member.barren and (member.registered or in_time) for member in data):
-            return None
-        reasons = "; ".join(f"{member.name} {member.why_gone(self._config.lease_s)}" for member in data)
-        return self._data_cause(data, f"no data host is left that could prepare input: {reasons}")
-
-    def _unmet(self) -> list[tuple[str, str]]:
-        """List what training still waits for: (host, what)."""
-        unmet = [
-            (n, f"trainer host {n} did not come") for n in self._config.trainers if not self._members[n].registered
-        ]
-        data = [self._members[name] for name in self._config.data]
-        if any(m.report.workers_alive > 0 and m.registered and not m.barren for m in data) or not data:
-            missing = [name for name in self._config.required_endpoints if data and name not in self._endpoints]
-            return unmet + [(data[0].name, f"{data[0].name} did not announce its {name}") for name in missing]
-        for member in data:
-            what = "has no living worker" if member.registered else "did not come"
-            unmet.append((member.name, f"data host {member.name} {what}"))
-        return unmet
+        lost = lost_data(self._config, self._members, in_time=in_time)
+        return None if lost is None else self._data_cause(*lost)
 
     def _missing(self) -> dict[str, object]:
-        unmet = self._unmet()
-        why = "; ".join(what for _, what in unmet)
+        missing = unmet(self._config, self._members, self._endpoints)
+        why = "; ".join(what for _, what in missing)
         text = f"training did not start within {self._config.start_timeout_s:g} s: {why}"
-        return self._note(unmet[0][0], text, suggested_exit_code=3)
+        return self._note(missing[0][0], text, suggested_exit_code=3)
 
     def _data_cause(self, hosts: list[Member], text: str) -> dict[str, object]:
         """Blame the first failure that the lost hosts reported themselves, if one did."""
@@ -364,10 +361,11 @@ class Ledger:
         old, member.report = member.report, report
         if weighty(old) != weighty(report):
             self._change()
-        elif self._minor_since_s is None and (old.workers_busy, old.processes) != (
-            report.workers_busy,
-            report.processes,
-        ):
+        elif (old.workers_busy, old.processes) != (report.workers_busy, report.processes):
+            self._change_soon()
+
+    def _change_soon(self) -> None:
+        if self._minor_since_s is None:
             self._minor_since_s = self.uptime_s
 
     def _change(self) -> None:
@@ -390,11 +388,12 @@ class Ledger:
             members = [Member.from_json(value, heard_s) for value in journal["members"]]
             endpoints, deadline_s = dict(journal["endpoints"]), journal["failure_deadline_s"]
             restarts, version = int(journal["restarts"]) + 1, int(journal["version"]) + 1
+            replayed, skipped = map(int, journal["input"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             logger.warning("cannot use the journal %s (%r): starting anew", self._config.journal, error)
             return
         self._started, self._started_wall, self._restarts, self.version = started, started_wall, restarts, version
         self._phase, self._outcome, self._cause, self._endpoints = phase, outcome, cause, endpoints
-        self._failures, self._failure_deadline_s = failures, deadline_s
+        self._failures, self._failure_deadline_s, self._input = failures, deadline_s, (replayed, skipped)
         self._members |= {member.name: member for member in members if member.name in self._members}
         logger.warning("resumed run %s from %s (restart %d)", self._config.run_id, self._config.journal, restarts)

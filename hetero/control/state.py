@@ -101,6 +101,8 @@ class JobState:
         restarts: How often the coordinator was restarted.
         cause: The failure behind the outcome, with the fields of `hetero.process.failure.Failure`.
         endpoints: Where things listen: "dispatcher" -> "algo-1:6000".
+        replayed_batches: Batches that were prepared a second time because a worker was lost (engine `grpc`).
+        skipped_splits: Splits left out because the job's code failed in them (engine `grpc`).
     """
 
     version: int
@@ -112,6 +114,8 @@ class JobState:
     cause: dict[str, object] | None = None
     hosts: tuple[HostState, ...] = ()
     endpoints: Mapping[str, str] = field(default_factory=dict)
+    replayed_batches: int = 0
+    skipped_splits: int = 0
 
     @property
     def ended(self) -> bool:
@@ -211,6 +215,8 @@ def state_to_proto(state: JobState) -> pb.JobState:
         cause_json=cause_to_json(state.cause),
         hosts=[_host_to_proto(host) for host in state.hosts],
         endpoints=dict(state.endpoints),
+        replayed_batches=state.replayed_batches,
+        skipped_splits=state.skipped_splits,
     )
 
 
@@ -226,6 +232,8 @@ def state_from_proto(message: pb.JobState) -> JobState:
         cause=cause_from_json(message.cause_json),
         hosts=tuple(_host_from_proto(host) for host in message.hosts),
         endpoints=dict(message.endpoints),
+        replayed_batches=message.replayed_batches,
+        skipped_splits=message.skipped_splits,
     )
 
 

@@ -4,7 +4,7 @@ A thread reads the rank's own source into full batches and tells the exchange ho
 all ranks decide a step (`schedule.py`), each rank keeps its own batch for it or, near the end of an epoch and wherever
 sources are uneven, gives one to a rank that has none. Memory of a rank: at most `prefetch_batches` full batches of its
 own (one more in the reader's hand, and up to one a rank while a step waits for batches), and at most `prefetch_batches`
-that others give.
+that others give. Its own are fewer if they would take more than `prefetch_bytes`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from hetero.data.digest import Digest
 from hetero.data.engine import Batch, Opener
 from hetero.data.exchange import POLL_S, Exchange, Frontier, PeerLeft
-from hetero.data.reader import EpochState, Taking, read_epoch
+from hetero.data.reader import EpochState, Taking, batch_bytes, read_epoch
 from hetero.data.rebatch import fill, joined
 from hetero.data.schedule import RUNNING, Schedule
 from hetero.errors import DataServiceLost, HeteroError, InputError
@@ -42,6 +44,9 @@ class InputStream:
         exchange: this rank's; None if size is 1. Whoever made it closes it, after this stream.
         remainder: the last rows of an epoch, fewer than a step of all ranks: "drop" or "pad".
         prefetch_batches: full batches read ahead, at least 1.
+        prefetch_bytes: no more are read ahead than these bytes hold, but always one; None: any.
+        ordered: keep the rows of the source in order; otherwise raw batches of the right size are not copied.
+        digest: keep a digest of all batches handed out.
         check: called at least every 0.5 s while waiting; raises if there is no use in waiting.
         epochs: number of epochs if known; the next epoch's source is then opened as soon as this one's has given a
             batch, and read when this one's has ended.
@@ -60,6 +65,9 @@ class InputStream:
         *,
         remainder: str = "drop",
         prefetch_batches: int = 4,
+        prefetch_bytes: int | None = None,
+        ordered: bool = True,
+        digest: bool = False,
         check: Callable[[], None] = _no_check,
         epochs: int | None = None,
     ) -> None:
@@ -71,7 +79,8 @@ class InputStream:
         self._open_source = open_source
         self._batch_size, self._rank, self._size = batch_size, rank, size
         self._exchange = exchange if size > 1 else None
-        self._pad, self._prefetch = remainder == "pad", prefetch_batches
+        self._pad, self._prefetch, self._prefetch_bytes = remainder == "pad", prefetch_batches, prefetch_bytes
+        self._ordered, self._digest = ordered, Digest() if digest else None
         self._check, self._number_of_epochs = check, epochs
         self._full_mask = np.ones(batch_size, dtype=np.bool_)
         self._full_mask.flags.writeable = False
@@ -86,6 +95,11 @@ class InputStream:
         self._closed = False
         if self._exchange is not None:
             self._exchange.attach(self)
+
+    @property
+    def digest(self) -> str | None:
+        """Digest of all batches handed out so far, in hexadecimal; None if none is kept."""
+        return None if self._digest is None else self._digest.hexdigest()
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The batches of one epoch. Each epoch is read once, in ascending order; stopping early leaves it for good.
@@ -167,7 +181,8 @@ class InputStream:
             state = EpochState(epoch, self._rank, Schedule(self._size, self._batch_size, self._pad))
             self._states[epoch] = state
             arguments = (state, self._open_source, self._accept, self._end, self._fail)
-            thread = threading.Thread(target=read_epoch, args=arguments, name=f"hetero-input-{epoch}", daemon=True)
+            body = partial(read_epoch, *arguments, ordered=self._ordered)
+            thread = threading.Thread(target=body, name=f"hetero-input-{epoch}", daemon=True)
             self._threads = [thread, *(other for other in self._threads if other.is_alive())]
             if epoch in self._early:
                 self._apply(state, self._early.pop(epoch))
@@ -209,8 +224,8 @@ class InputStream:
         taking = state.next_taking()
         if taking is not None:
             state.consumed += 1
-            if taking.holds:
-                state.held -= 1
+            if taking.holds is not None:
+                state.release(taking.holds)
                 self._room.notify_all()
             if state.givings:
                 self._give(state)
@@ -218,11 +233,14 @@ class InputStream:
 
     def _batch(self, taking: Taking) -> Batch:
         data = taking.parts[0] if len(taking.parts) == 1 else joined(taking.parts)
-        if taking.rows == self._batch_size:
-            return Batch(data, self._full_mask, taking.rows)
-        return Batch(
-            fill(data, max(taking.rows, 1), self._batch_size), np.arange(self._batch_size) < taking.rows, taking.rows
-        )
+        mask = self._full_mask
+        if taking.rows != self._batch_size:
+            data = fill(data, max(taking.rows, 1), self._batch_size)
+            mask = np.arange(self._batch_size) < taking.rows
+        batch = Batch(data, mask, taking.rows)
+        if self._digest is not None:
+            self._digest.add(batch)
+        return batch
 
     def _check_finished(self, state: EpochState) -> None:
         if state.number in self._failures:  # perhaps of a batch that this rank gave and another could not take
@@ -292,14 +310,13 @@ class InputStream:
             state.source.close()
 
     def _accept(self, state: EpochState, full: Any) -> bool:
+        size = 0 if self._prefetch_bytes is None else batch_bytes(full)
         with self._lock:
-            while not state.left and not self._has_room(state):
+            while not state.left and not self._has_room(state, size):
                 self._room.wait()
             if state.left:
                 return False
-            state.read[state.produced] = full
-            state.produced += 1
-            state.held += 1
+            state.hold(full, size)
             self._report(state)
             if state.produced == 1:
                 self._open_following(state.number + 1)
@@ -309,10 +326,13 @@ class InputStream:
         if self._number_of_epochs is not None and epoch < self._number_of_epochs and not self._closed:
             self._open(epoch)
 
-    def _has_room(self, state: EpochState) -> bool:
+    def _has_room(self, state: EpochState, size: int) -> bool:
         # Batches in a step that still lacks others do not count: the step may need more of this rank's to be complete.
-        held = sum(other.held for other in self._states.values())
-        return held - state.schedule.waiting(self._rank) < self._prefetch
+        held = sum(other.held for other in self._states.values()) - state.schedule.waiting(self._rank)
+        if held <= 0 or self._prefetch_bytes is None:
+            return held < self._prefetch
+        held_bytes = sum(other.held_bytes for other in self._states.values()) - state.waiting_bytes()
+        return held < self._prefetch and held_bytes + size <= self._prefetch_bytes
 
     def _end(self, state: EpochState, leftover: Any, rows: int) -> None:
         with self._lock:
@@ -362,12 +382,14 @@ class InputStream:
         while exchange is not None and state.givings and state.givings[0].step < state.consumed + self._prefetch:
             giving = state.givings.popleft()
             state.in_flight += 1
+            state.in_flight_bytes += giving.holds or 0
 
-            def sent(holds: bool = giving.holds) -> None:
+            def sent(holds: int | None = giving.holds) -> None:
                 with self._lock:
                     state.in_flight -= 1
-                    if holds and not state.left:
-                        state.held -= 1
+                    state.in_flight_bytes -= holds or 0
+                    if holds is not None and not state.left:
+                        state.release(holds)
                     self._room.notify_all()
                     self._ready.notify_all()
 

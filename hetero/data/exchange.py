@@ -12,10 +12,12 @@ from typing import Any, Protocol
 
 import grpc
 
+from hetero import tls as transport
 from hetero._proto import exchange_pb2 as pb
 from hetero.data import wire
 from hetero.data.exchange_server import ExchangeServer
 from hetero.errors import HeteroError, PeerFailed, PeerNeverCame, Unauthorised
+from hetero.tls import PLAIN, Tls
 
 __all__ = ["Exchange", "ExchangeLost", "ExchangeServer", "Frontier", "Listener", "PeerInputFailed", "PeerLeft"]
 
@@ -89,10 +91,12 @@ class Exchange:
         token: the job's secret, if it has one.
         connect_timeout_s: how long the server may take to answer.
         check: called while waiting for it; may raise.
+        tls: whether and with what to encrypt.
 
     Raises:
         Unauthorised: the token is refused.
         PeerNeverCame: no answer in time.
+        SettingsError: the TLS files cannot be used.
     """
 
     def __init__(
@@ -104,7 +108,9 @@ class Exchange:
         *,
         connect_timeout_s: float = 60.0,
         check: Callable[[], None] | None = None,
+        tls: Tls = PLAIN,
     ) -> None:
+        self._tls = tls
         self.address, self.rank, self.size = address, rank, size
         self._metadata = ((wire.TOKEN_KEY, token),) if token else ()
         lock = threading.Lock()
@@ -122,7 +128,7 @@ class Exchange:
         self._outgoing_ready = threading.Condition(lock)
         self._upload: Any = None
         self._deliver: Any = None
-        self._channel = grpc.insecure_channel(address, options=wire.OPTIONS)
+        self._channel = transport.channel(address, wire.OPTIONS, tls)
         self._link = self._channel.stream_stream(
             f"/{wire.SERVICE}/Link", pb.LinkRequest.SerializeToString, pb.LinkReply.FromString
         )(self._requests(), metadata=self._metadata, wait_for_ready=True)
@@ -262,13 +268,23 @@ class Exchange:
                 remaining = POLL_S if deadline is None else min(POLL_S, deadline - time.monotonic())
                 if remaining <= 0:
                     raise PeerNeverCame(
-                        f"{what} within {timeout_s:g} s. See the log of rank 0 and of the ranks before it."
+                        f"{what} within {timeout_s:g} s{self._trouble()}. "
+                        "See the log of rank 0 and of the ranks before it."
                     )
                 self._changed.wait(remaining)
                 if ready():
                     return
             if check is not None:
                 check()
+
+    def _trouble(self) -> str:
+        """Return why there is no connection, in parentheses; calls that wait for one do not tell."""
+        try:
+            self._channel.unary_unary(f"/{wire.SERVICE}/Probe")(b"", timeout=1.0)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNAVAILABLE:
+                return f" ({transport.explain(error.details(), self._tls)})"
+        return ""
 
     def _requests(self) -> Iterator[Any]:
         while True:

@@ -14,10 +14,12 @@ from typing import Any
 
 import grpc
 
+from hetero import tls as transport
 from hetero._proto import exchange_pb2 as pb
 from hetero.data import wire
 from hetero.data.schedule import RUNNING
 from hetero.errors import PortInUse
+from hetero.tls import PLAIN, Tls
 
 _log = logging.getLogger(__name__)
 _REFUSAL_LOG_INTERVAL_S = 10.0
@@ -187,15 +189,24 @@ class ExchangeServer:
         token: shared secret that every call must carry; None: none needed.
         host: address to bind, "0.0.0.0" for all.
         port: 0 takes any free one.
+        tls: whether and with what to encrypt.
 
     Attributes:
         port: the port it listens on.
 
     Raises:
         PortInUse: the port is taken.
+        SettingsError: the TLS files cannot be used.
     """
 
-    def __init__(self, token: str | None, host: str = "0.0.0.0", port: int = 0) -> None:  # noqa: S104 - peers are on other hosts
+    def __init__(
+        self,
+        token: str | None,
+        host: str = "0.0.0.0",  # noqa: S104 - peers are on other hosts
+        port: int = 0,
+        *,
+        tls: Tls = PLAIN,
+    ) -> None:
         self._token = (token or "").encode()
         self._hub = _Hub()
         self._last_refusal_s = -_REFUSAL_LOG_INTERVAL_S
@@ -208,7 +219,7 @@ class ExchangeServer:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(wire.SERVICE, handlers),))
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port: int = self._server.add_insecure_port(address)
+            self.port: int = transport.bind(self._server, address, tls)
         except RuntimeError as error:
             raise PortInUse(
                 f"Cannot start the ranks' exchange on {address}: {error}. Use port 0 for any free one."

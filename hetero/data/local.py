@@ -56,11 +56,15 @@ def local_opener(inputs: Callable[[int], Any]) -> Opener:
     """An engine's `Opener` from a function of the epoch that calls the job's `inputs`."""
 
     def open_source(epoch: int) -> LocalSource:
-        dataset = inputs(epoch)
-        if hasattr(dataset, "element_spec"):  # a tf.data.Dataset; a job without TensorFlow never gets here
-            from hetero.data.tf_graph import check_dataset
-
-            check_dataset(dataset, "local")
-        return LocalSource(dataset)
+        return LocalSource(checked_dataset(inputs(epoch), "local"))
 
     return open_source
+
+
+def checked_dataset(dataset: Any, engine: str) -> Any:
+    """Return what `inputs` gave; EngineError if it is a tf.data.Dataset that the engine cannot run."""
+    if hasattr(dataset, "element_spec"):  # a job without TensorFlow never gets here
+        from hetero.data.tf_graph import check_dataset
+
+        check_dataset(dataset, engine)
+    return dataset

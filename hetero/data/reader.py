@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from hetero import batch as batches
@@ -21,7 +22,7 @@ class Taking:
     step: int
     parts: list[Any]
     rows: int
-    holds: bool  # keeps one of the rank's own full batches in memory
+    holds: int | None  # bytes of the rank's own full batch that it keeps in memory; None: it keeps none
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Giving:
     to: int
     part: int
     data: Any
-    holds: bool
+    holds: int | None
 
 
 @dataclass(slots=True)
@@ -46,7 +47,9 @@ class EpochState:
     produced: int = 0
     leftover: Any = None
     leftover_rows: int = RUNNING
+    sizes: dict[int, int] = field(default_factory=dict)  # bytes of those in `read`
     held: int = 0  # own full batches in memory
+    held_bytes: int = 0
     source: Source | None = None
     may_read: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -54,6 +57,7 @@ class EpochState:
     givings: deque[Giving] = field(default_factory=deque)
     arrived: dict[tuple[int, int], Any] = field(default_factory=dict)
     in_flight: int = 0
+    in_flight_bytes: int = 0
     consumed: int = 0
     settled: bool = False
     left: bool = False
@@ -61,22 +65,41 @@ class EpochState:
     ended_elsewhere: bool = False
     left_after: tuple[int, ...] = ()
 
+    def hold(self, full: Any, size: int) -> None:
+        """Keep a full batch of `size` bytes that was just read."""
+        self.read[self.produced] = full
+        self.sizes[self.produced] = size
+        self.produced += 1
+        self.held += 1
+        self.held_bytes += size
+
+    def release(self, size: int) -> None:
+        """Note that a full batch is in memory no longer."""
+        self.held -= 1
+        self.held_bytes -= size
+
+    def waiting_bytes(self) -> int:
+        """Bytes of the full batches whose step is decided but lacks others: the oldest of those in `read`."""
+        return sum(islice(self.sizes.values(), self.schedule.waiting(self.rank)))
+
     def admit(self, steps: list[Step]) -> bool:
         """Take newly decided steps in. Returns whether others give this rank something in them."""
         receives = False
         for step in steps:
             if step.level is not None:
-                self.takings.append(
-                    Taking(step.index, [self.read.pop(step.level)], self.schedule.batch_size, holds=True)
-                )
+                own, size = self.read.pop(step.level), self.sizes.pop(step.level)
+                self.takings.append(Taking(step.index, [own], self.schedule.batch_size, size))
             else:
                 receives = self._admit_shares(step) or receives
         if self.schedule.ended and not self.settled:
             self.settled = True  # what is in no step now never will be
             self.read.clear()
+            self.sizes.clear()
             self.leftover = None
-            self.held = sum(taking.holds for taking in self.takings) + sum(giving.holds for giving in self.givings)
-            self.held += self.in_flight
+            sizes = (*(taking.holds for taking in self.takings), *(giving.holds for giving in self.givings))
+            kept = [size for size in sizes if size is not None]
+            self.held = len(kept) + self.in_flight
+            self.held_bytes = sum(kept) + self.in_flight_bytes
         return receives
 
     def next_taking(self) -> Taking | None:
@@ -95,24 +118,26 @@ class EpochState:
         """Forget all data; the epoch is over for this rank."""
         self.left = True
         self.read.clear()
+        self.sizes.clear()
         self.takings.clear()
         self.givings.clear()
         self.arrived.clear()
         self.leftover = None
-        self.held = 0
+        self.held = self.held_bytes = 0
 
     def _admit_shares(self, step: Step) -> bool:
         receives = False
         for rank, share in enumerate(step.shares):
             mine = [self._own(piece, step) if piece.owner == self.rank else None for piece in share.pieces]
+            first = share.pieces[0]  # and the only one, but in the tail
+            holds = self.sizes.pop(first.batch) if first.owner == self.rank and not step.tail else None
             if rank == self.rank:
-                holds = not step.tail and share.pieces[0].owner == self.rank
                 self.takings.append(Taking(step.index, mine, share.rows, holds))
                 receives = any(part is None for part in mine)
                 continue
             for index, piece in enumerate(share.pieces):
                 if piece.owner == self.rank:
-                    self.givings.append(Giving(step.index, rank, index, mine[index], holds=not step.tail))
+                    self.givings.append(Giving(step.index, rank, index, mine[index], holds))
         return receives
 
     def _own(self, piece: Piece, step: Step) -> Any:
@@ -132,6 +157,8 @@ def read_epoch(
     accept: Callable[[EpochState, Any], bool],
     end: Callable[[EpochState, Any, int], None],
     fail: Callable[[EpochState, BaseException], None],
+    *,
+    ordered: bool = True,
 ) -> None:
     """Read one epoch's source to its end; the body of a reader thread.
 
@@ -141,9 +168,10 @@ def read_epoch(
         accept: takes a full batch, waits for room; False: nobody wants more.
         end: takes the leftover rows and their number after the source's end.
         fail: takes what the source, or the check of its batches, raised.
+        ordered: as `Rebatcher` takes it.
     """
     source: Source | None = None
-    rebatcher = Rebatcher(state.schedule.batch_size)
+    rebatcher = Rebatcher(state.schedule.batch_size, ordered=ordered)
     try:
         source = state.source = open_source(state.number)
         state.may_read.wait()
@@ -162,3 +190,13 @@ def read_epoch(
     finally:
         if source is not None:
             source.close()
+
+
+def batch_bytes(full: Any) -> int:
+    """Bytes of a batch's arrays, text and bytes in them included."""
+    size = 0
+    for leaf in batches.flatten(full)[0]:
+        size += leaf.nbytes
+        if leaf.dtype.kind == "O":
+            size += sum(len(item) for item in leaf.reshape(-1).tolist() if isinstance(item, (str, bytes)))
+    return size

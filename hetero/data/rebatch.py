@@ -11,17 +11,20 @@ from hetero.errors import InputError
 
 
 class Rebatcher:
-    """Cuts and joins raw batches into batches of `batch_size` rows, in order.
+    """Cuts and joins raw batches into batches of `batch_size` rows.
 
     A raw batch that has the size already is handed on as it is; larger ones are cut as views; only rows from several
     raw batches are copied, once. Memory: less than one batch, plus the raw batch at hand.
 
     Args:
         batch_size: rows of every batch that `feed` gives.
+        ordered: keep the rows in order. Otherwise a raw batch that has the size is handed on although rows of earlier
+            ones are pending: in order, one short batch would have all that follow cut and joined, and so copied.
     """
 
-    def __init__(self, batch_size: int) -> None:
+    def __init__(self, batch_size: int, *, ordered: bool = True) -> None:
         self.batch_size = batch_size
+        self.ordered = ordered
         self._pieces: deque[tuple[list[batches.Array], int, int]] = deque()  # leaves, first row, rows
         self._pending = 0
         self._tree: batches.Tree = None
@@ -37,7 +40,7 @@ class Rebatcher:
         leaves, tree = batches.flatten(raw)
         count = batches.leaf_rows(leaves, tree)
         self._check(leaves, tree)
-        if count == self.batch_size and not self._pending:
+        if count == self.batch_size and not (self.ordered and self._pending):
             yield batches.unflatten(tree, leaves)
             return
         if count:

@@ -32,7 +32,7 @@ def check_dataset(dataset: Any, engine: str = "tf_data") -> None:
                 "return a tf.data.Dataset, or use --engine grpc, which runs any Python, or no data hosts."
             )
         return
-    _check_length(dataset, may_be_empty=engine == "local")
+    _check_length(dataset, may_be_empty=engine != "tf_data")
     for path, spec in _components(dataset.element_spec, ""):
         _check_component(path, spec)
     if engine == "tf_data":
@@ -46,7 +46,7 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _check_length(dataset: Any, *, may_be_empty: bool) -> None:
-    """Refuse an endless epoch, and an empty one unless it is only one rank's share."""
+    """Refuse an endless epoch, and an empty one unless it is only a share of the input."""
     tf = importlib.import_module("tensorflow")
     length = int(dataset.cardinality())
     if length == tf.data.INFINITE_CARDINALITY:

@@ -93,10 +93,11 @@ def test_named_tuple_unknown_to_the_receiver_gets_a_stand_in():
     assert decoded.right.tolist() == [0, 1]
 
 
-def test_bfloat16_survives():
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_types_of_ml_dtypes_survive(name):
     import ml_dtypes
 
-    array = np.arange(6, dtype=np.float32).astype(ml_dtypes.bfloat16).reshape(2, 3)
+    array = np.arange(6, dtype=np.float32).astype(getattr(ml_dtypes, name)).reshape(2, 3)
 
     decoded = round_trip({"x": array})["x"]
 

@@ -68,6 +68,25 @@ def test_virtual_hosts_at_one_address_do_not_share_ports():
     assert plans["t-1"].control_address == "127.0.0.1:20000"
 
 
+def test_under_grpc_each_data_host_has_a_feed_and_a_worker_for_each_cpu():
+    plans = planned(cluster(2, 1), engine="grpc")
+    workers = [f"worker-{index}" for index in range(4)]
+    assert names(plans["d-1"]) == ["coordinator", "feed", *workers]
+    assert names(plans["d-2"]) == ["feed", *workers]
+    assert [process.port for process in plans["d-2"].processes] == [6000, None, None, None, None]
+    assert plans["d-2"].processes[1].args == ("feed-worker", "4")
+    assert names(planned(cluster(1, 1), engine="grpc", workers_per_host=1)["d-1"])[-1] == "worker-0"
+
+
+def test_under_grpc_virtual_hosts_at_one_address_do_not_share_ports():
+    plans = planned(cluster(3, 1, address="127.0.0.1", control_port=20000), engine="grpc", workers_per_host=9)
+    assert [process.port for plan in plans.values() for process in plan.processes if process.port] == [
+        20000, 6000, 6001, 6002,
+    ]  # fmt: skip
+    with pytest.raises(SettingsError, match=r"for 3 data hosts takes ports up to 65536; .* give --data-port 65533"):
+        planned(cluster(3, 1, address="127.0.0.1"), engine="grpc", data_port=65534)
+
+
 def test_modules_and_arguments():
     plans = planned(cluster(1, 1))
     assert [(p.module, p.args) for p in (*plans["d-1"].processes, *plans["t-1"].processes)] == [

@@ -10,8 +10,8 @@ import pytest
 
 import hetero
 
-LAZY = {"inputs", "training"}
-HEAVY = {"tensorflow", "tensorflow_io", "keras", "horovod", "grpc", "numpy", "rich", "typer", "psutil"}
+LAZY = {"inputs", "torch", "training"}
+HEAVY = {"tensorflow", "tensorflow_io", "keras", "horovod", "torch", "grpc", "numpy", "rich", "typer", "psutil"}
 PROBE = """
 import json, sys, time
 started = time.perf_counter()

@@ -285,6 +285,8 @@ class FakeCluster:
         ("auto", False, "tf_data", "tf_data"),
         ("tf_data", False, "local", "tf_data"),
         ("local", True, "tf_data", "local"),
+        ("grpc", False, None, "grpc"),
+        ("auto", False, "grpc", "grpc"),
     ],
 )
 def test_the_engine_is_settled(asked, homogeneous, job_engine, expected):
@@ -294,9 +296,7 @@ def test_the_engine_is_settled(asked, homogeneous, job_engine, expected):
 @pytest.mark.parametrize(
     ("asked", "homogeneous", "job_engine", "part"),
     [
-        ("grpc", False, None, "does not have yet"),
-        ("grpc", True, None, "does not have yet"),
-        ("auto", False, "grpc", "the job's engine is grpc"),
+        ("grpc", True, None, "--engine is grpc, but cluster.json has no data hosts"),
         ("tf_data", True, None, "cluster.json has no data hosts"),
         ("local", False, None, "would idle"),
         ("auto", False, "local", "would idle"),
@@ -307,6 +307,21 @@ def test_an_engine_that_cannot_run_here_is_refused(asked, homogeneous, job_engin
     with pytest.raises(EngineError) as caught:
         resolve_engine(Settings(job="j", engine=asked), FakeCluster(homogeneous), job_engine)
     assert part in str(caught.value)
+
+
+def test_deterministic_is_refused_where_the_order_is_the_workers_speed():
+    settings = Settings(job="j", deterministic=True)
+    with pytest.raises(EngineError, match=r"--deterministic is set, but under tf_data .* Give --engine grpc"):
+        resolve_engine(settings, FakeCluster(homogeneous=False), "tf_data")
+    assert resolve_engine(settings, FakeCluster(homogeneous=False), "grpc") == "grpc"
+    assert resolve_engine(settings, FakeCluster(homogeneous=True), "tf_data") == "local"
+
+
+def test_leaving_out_bad_splits_is_refused_where_it_cannot_be_done():
+    settings = Settings(job="j", bad_split="skip")
+    for homogeneous, engine in ((False, "tf_data"), (True, "local")):
+        with pytest.raises(EngineError, match=f"the engine is {engine}, which cannot leave out one split"):
+            resolve_engine(settings, FakeCluster(homogeneous), engine if not homogeneous else None)
 
 
 def test_only_the_standard_library_is_loaded():

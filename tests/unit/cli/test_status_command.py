@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from hetero._proto import splits_pb2 as pb
 from hetero.cli import status_command
+from hetero.cli.input_view import Rates
 from hetero.cli.main import app
 from hetero.control.state import HostState, JobState, Outcome, Phase, ProcessReport
 from hetero.errors import CoordinatorUnreachable, SettingsError
+from hetero.tls import PLAIN, Tls
 
 HOSTS = (
     HostState(
@@ -49,10 +54,13 @@ class FakeClient:
     """Answers with one state and remembers how it was asked."""
 
     answer = state()
+    inputs: tuple[pb.InputState, ...] = ()  # one for each question, the last one again and again
     asked: tuple[str, str | None, float] = ("", None, 0.0)
+    tls = PLAIN
 
-    def __init__(self, address: str, token: str | None = None) -> None:
+    def __init__(self, address: str, token: str | None = None, *, tls: Tls = PLAIN) -> None:
         self._whom = (address, token)
+        FakeClient.tls = tls
 
     def __enter__(self) -> FakeClient:  # noqa: PYI034 - Self needs Python 3.11
         return self
@@ -64,12 +72,38 @@ class FakeClient:
         FakeClient.asked = (*self._whom, timeout_s)
         return FakeClient.answer
 
+    def input_state(self, timeout_s: float) -> pb.InputState | None:
+        del timeout_s
+        if len(FakeClient.inputs) > 1:
+            first, *FakeClient.inputs = FakeClient.inputs
+            return first
+        return FakeClient.inputs[0] if FakeClient.inputs else None
+
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
     monkeypatch.setattr(status_command, "ControlClient", FakeClient)
     monkeypatch.setattr(FakeClient, "answer", state())
+    monkeypatch.setattr(FakeClient, "inputs", ())
+    monkeypatch.setattr(status_command, "RATE_INTERVAL_S", 0.25)
     return FakeClient
+
+
+def input_state(rows: int) -> pb.InputState:
+    """Return the input of a job whose one worker has prepared, and one rank received, so many rows."""
+    worker = pb.WorkerStats(name="worker-0", rows=rows, batches=40, splits=9, epoch=1, split=17, waiting_batches=3)
+    feed = pb.FeedStats(workers=[worker], waiting_batches=3)
+    return pb.InputState(
+        splits=20,
+        epochs=[
+            pb.EpochState(epoch=0, done=20, batches=100, ended=True),
+            pb.EpochState(epoch=1, done=15, held=2, batches=75),
+        ],
+        hosts=[pb.HostFeed(host="data-1", connected=True, stats=feed), pb.HostFeed(host="data-2")],
+        ranks=[pb.RankStats(rank=0, rows=rows, batches=40, waiting_batches=5, waiting_bytes=1_500_000, epoch=1)],
+        replayed_batches=14,
+        skipped=[pb.SkippedSplit(epoch=1, split=3, value='"c.bin"', host="data-1", cause="ValueError: odd")],
+    )
 
 
 def test_the_table_has_every_host_with_its_fate_and_every_process_with_pid_and_port(answered: type[FakeClient]) -> None:
@@ -114,6 +148,83 @@ def test_token_and_patience_are_handed_on(answered: type[FakeClient], monkeypatc
     monkeypatch.setenv("HETERO_TOKEN", "")
     ask("h:1")
     assert answered.asked == ("h:1", None, 5.0)
+
+
+def test_a_grpc_job_shows_epochs_workers_and_ranks_with_rates(answered: type[FakeClient]) -> None:
+    answered.inputs = (input_state(0), input_state(1_000_000_000))
+    output = ask("h:1").output
+    head = next(line for line in output.splitlines() if line.startswith("input:"))
+    assert re.search(r"20 splits an epoch; [0-9]{9,} rows/s; 3 batches wait on data hosts; 14 batches prepared", head)
+    rows = [" ".join(line.replace("│", " ").split()) for line in output.splitlines()]
+    assert "0 20 of 20 0 100 ended" in rows
+    assert "1 15 of 20 2 75 open" in rows
+    assert any(re.match(r"data-1 here worker-0 [0-9]{9,} 1000000000 40 9 3 epoch 1, split 17", row) for row in rows)
+    assert "data-2 not here" in rows
+    assert any(re.match(r"0 [0-9]{9,} 1000000000 40 5 1.5 1", row) for row in rows)
+    assert 'skipped: epoch 1, split 3 "c.bin" on data-1: ValueError: odd' in output
+
+
+def test_json_of_a_grpc_job_has_the_input_and_its_rates(answered: type[FakeClient]) -> None:
+    answered.inputs = (input_state(0), input_state(1_000_000_000))
+    values = json.loads(ask("h:1", "--json").output)["input"]
+    assert (values["splits"], values["replayed_batches"], values["epochs"][1]["done"]) == (20, 14, 15)
+    assert values["hosts"][0]["stats"]["workers"][0]["splits"] == 9
+    assert values["hosts"][0]["stats"]["workers"][0]["rows_per_s"] > 1e8
+    assert values["ranks"][0]["rows_per_s"] > 1e8
+
+
+def test_a_job_of_another_engine_has_no_input_to_show(answered: type[FakeClient]) -> None:
+    assert "input:" not in ask("h:1").output
+    assert json.loads(ask("h:1", "--json").output)["input"] is None
+
+
+def test_watch_prints_a_json_object_a_refresh_until_the_job_is_over(
+    answered: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter([state(version=1), state(version=2), state(version=3, phase=Phase.ENDED)])
+    monkeypatch.setattr(FakeClient, "status", lambda _self, _timeout_s: next(states))
+    lines = ask("h:1", "--watch", "--every-s", "0.1", "--json").output.splitlines()
+    assert [json.loads(line)["version"] for line in lines] == [1, 2, 3]
+
+
+def test_watch_shows_the_last_state_and_ends_with_the_job(
+    answered: type[FakeClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = iter([state(), state(phase=Phase.ENDED, outcome=Outcome.SUCCEEDED)])
+    monkeypatch.setattr(FakeClient, "status", lambda _self, _timeout_s: next(states))
+    result = ask("h:1", "--watch", "--every-s", "0.1")
+    assert result.exit_code == 0
+    assert "run r1: ended, succeeded" in result.output
+
+
+def test_ctrl_c_ends_watching_without_an_error(answered: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(status_command.time, "sleep", interrupt)
+    assert ask("h:1", "--watch").exit_code == 0
+    assert ask("h:1", "--watch", "--json").exit_code == 0
+
+
+def test_rates_are_those_of_the_time_between_the_figures() -> None:
+    rates = Rates()
+    rates.look(input_state(100), 10.0)
+    assert rates.of("worker", "data-1/worker-0") is None
+    rates.look(input_state(300), 12.0)
+    assert rates.of("worker", "data-1/worker-0") == pytest.approx(100.0)
+    rates.look(input_state(300), 12.1)  # asked too soon: the feed has told nothing new
+    assert rates.of("worker", "data-1/worker-0") == pytest.approx(100.0)
+    rates.look(input_state(10), 14.0)  # a new process counts from 0
+    assert rates.of("worker", "data-1/worker-0") is None
+    assert rates.total("rank") is None
+
+
+def test_the_ca_is_handed_on(answered: type[FakeClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    ask("h:1", "--tls-ca", "ca.pem")
+    assert answered.tls == Tls(ca=Path("ca.pem"))
+    monkeypatch.setenv("HETERO_TLS_CA", "other.pem")
+    ask("h:1")
+    assert answered.tls == Tls(ca=Path("other.pem"))
 
 
 @pytest.mark.parametrize(

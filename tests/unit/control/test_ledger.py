@@ -128,7 +128,7 @@ def test_the_first_data_host_is_the_dispatcher_and_cannot_be_lost(make_job):
     job.start()
     job.silence("d1")
     job.pass_time(11)
-    text = "data host d1, which runs the dispatcher, gave no sign of life for 10 s"
+    text = "data host d1, which runs the coordinator, gave no sign of life for 10 s"
     assert job.end == (Outcome.DATA_LOST, text)
 
 
@@ -169,7 +169,7 @@ def test_a_data_host_that_leaves_before_the_end_is_lost(make_job):
     assert (host.left, host.lost, host.leave_reason) == (True, True, "SIGTERM")
     assert not job.state.ended
     job.leave("d1", "SIGTERM")
-    assert job.end == (Outcome.DATA_LOST, "data host d1, which runs the dispatcher, left before the end: SIGTERM")
+    assert job.end == (Outcome.DATA_LOST, "data host d1, which runs the coordinator, left before the end: SIGTERM")
 
 
 def test_data_is_lost_when_no_host_can_start_a_worker_again(make_job):

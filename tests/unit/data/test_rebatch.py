@@ -50,6 +50,32 @@ def test_large_batches_are_cut_without_copying():
     assert all(np.shares_memory(out, batch) for out in outs)
 
 
+def test_exact_batches_overtake_pending_rows_where_order_does_not_matter():
+    rebatcher = Rebatcher(4, ordered=False)
+    short, exact = raw(0, 3), [raw(start, 4) for start in (10, 20, 30)]
+
+    assert list(rebatcher.feed(short)) == []
+    outs = [out for batch in exact for out in rebatcher.feed(batch)]
+    assert [out["id"] is batch["id"] for out, batch in zip(outs, exact, strict=True)] == [True] * 3
+    (joined,) = rebatcher.feed(raw(40, 2))
+    assert joined["id"].tolist() == [0, 1, 2, 40]
+    assert rebatcher.leftover()[0]["id"].tolist() == [41]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 17), max_size=12), st.integers(1, 9))
+def test_without_order_no_row_is_lost_or_comes_twice(cuts, batch_size):
+    rebatcher = Rebatcher(batch_size, ordered=False)
+    starts = np.cumsum([0, *cuts]).tolist()
+
+    full = [out for start, count in zip(starts, cuts, strict=False) for out in rebatcher.feed(raw(start, count))]
+    leftover, rows = rebatcher.leftover()
+
+    assert all(len(out["id"]) == batch_size for out in full)
+    assert rows == sum(cuts) % batch_size
+    assert sorted(row for out in [*full, *([leftover] if rows else [])] for row in out["id"]) == list(range(sum(cuts)))
+
+
 def test_row_shapes_may_change_while_batches_are_exact():
     rebatcher = Rebatcher(2)
 

@@ -1,0 +1,318 @@
+"""What follows from what feeds and ranks have said: whose a split is, when an epoch ends, who gets what next. Pure."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from hetero.control.split_epoch import Epoch, Holder, Report, SplitId
+from hetero.control.split_fences import Fences
+from hetero.control.split_journal import Memory
+from hetero.control.split_mail import Assignment, Feed, Past, Rank, Skipped
+from hetero.control.state import failure_of
+
+FEED_WAIT_S = 10.0
+"""How long splits that an earlier coordinator handed out wait for the feeds that may hold them."""
+STRANGER_WAIT_S = 3.0
+"""The same for feeds of hosts that have not registered."""
+_PAST_EPOCHS = 20
+
+
+class SplitRules:
+    """The state of a split book, and what follows from it; `SplitBook` takes the peers' messages.
+
+    Args:
+        hosts: The data hosts of the job.
+        deterministic: Whether ranks read an epoch split by split.
+        skip_bad: Whether a split in which the job's code fails is left out; else it ends the job (`failure`).
+        first_attempt: Must be above every attempt that an earlier coordinator handed out.
+        memory: What an earlier coordinator kept; may be old.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        *,
+        deterministic: bool = False,
+        skip_bad: bool = False,
+        first_attempt: int = 0,
+        memory: Memory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        kept = memory or Memory()
+        self.pending: set[str | int] = set()
+        self.failure: Mapping[str, object] | None = None
+        self.values = kept.values
+        self.replayed, self.skipped = kept.replayed, list(kept.skipped)
+        self.version = self.important_version = 0  # the latter: of the last change that is worth writing down at once
+        self.epochs: dict[int, Epoch] = {}  # the open ones
+        self.past = deque(kept.past, _PAST_EPOCHS)
+        self._deterministic, self._skip_bad, self._clock = deterministic, skip_bad, clock
+        self._started_s = clock()
+        self._attempt = max(first_attempt, kept.attempt)
+        self._fences = Fences(self._attempt)
+        self._floors: dict[int, dict[int, int]] = {}
+        self._size = kept.size
+        self._ranks = {rank: Rank(closed=True) for rank in kept.closed}
+        self._feeds = {host: Feed(host) for host in hosts}
+        self._ended = set(kept.ended)
+        self._remembered = dict(kept.epochs)
+        self._resumed = memory is not None
+        self._list_asked: dict[str, bool] = {}  # hosts that were asked for the list: whether a worker was idle
+        self._list_asked_s = self._started_s
+        self._relieved: tuple[Feed, int] | None = None
+
+    # --- epochs -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _all_here(self) -> bool:
+        """Whether every rank has said hello to this book, or goodbye to an earlier one."""
+        return self._size is not None and len(self._ranks) == self._size
+
+    @property
+    def _knows_all_epochs(self) -> bool:
+        """Whether an epoch that is begun only now is new to earlier coordinators too: a rank would have said so."""
+        return self._all_here and not any(rank.closed for rank in self._ranks.values())
+
+    def _open(self, number: int, *, fresh: bool) -> Epoch:
+        epoch = self.epochs[number] = Epoch(number, fresh=fresh and number not in self._remembered)
+        if number in self._remembered:
+            epoch.remember(*self._remembered.pop(number))
+        return epoch
+
+    def _begin(self, rank: int, number: int, *, fresh: bool) -> None:
+        if number in self._ended:
+            self._ranks[rank].mail.ended.append(number)
+            self.pending.add(rank)
+            return
+        self._ranks[rank].begun.add(number)
+        epoch = self.epochs.get(number) or self._open(number, fresh=fresh)
+        epoch.begun = True
+
+    def _leave(self, rank: int, number: int) -> None:
+        if number in self.epochs:
+            self.epochs[number].left.add(rank)
+
+    def _end_unread(self) -> None:
+        """End the epochs of which no rank takes anything more."""
+        for epoch in tuple(self.epochs.values()):
+            if self._all_here and all(rank.closed or n in epoch.left for n, rank in self._ranks.items()):
+                self._end(epoch.number)
+
+    def _end(self, number: int) -> None:
+        self._ended.add(number)
+        epoch = self.epochs.pop(number, None)
+        if epoch is not None:
+            self.past.append(Past(number, epoch.done_count, epoch.batches))
+            for split, holder in epoch.held.items():
+                feed = self._feeds[holder.host]
+                feed.held.discard((number, split))
+                self._revoke(feed, SplitId(number, split, holder.attempt))
+        self._fences.drop(number)
+        self._floors.pop(number, None)
+        self._remembered.pop(number, None)
+        for feed in self._feeds.values():
+            if feed.connected:
+                feed.mail.ended.append(number)
+                self.pending.add(feed.host)
+        for rank, reader in self._ranks.items():
+            if reader.connected and number in reader.begun:
+                reader.mail.ended.append(number)
+                self.pending.add(rank)
+            reader.begun.discard(number)
+        self._change(important=True)
+
+    def _settle(self) -> None:
+        """Decide whose the splits of an epoch are that an earlier coordinator may have handed out."""
+        if self.values is None or not self._all_here:
+            return
+        for epoch in [epoch for epoch in self.epochs.values() if not epoch.settled]:
+            if not epoch.fresh and self._awaits_feeds():
+                continue
+            if not epoch.begun:  # all ranks are here and none reads it: it is over, and a feed has not heard of it
+                self._end(epoch.number)
+                continue
+            settlement = epoch.settle(len(self.values), self._floors.pop(epoch.number, {}))
+            for split, holder in epoch.held.items():
+                self._feeds[holder.host].held.add((epoch.number, split))
+            for host, key in settlement.refused:
+                self._revoke(self._feeds[host], key)
+            self._fence(epoch, settlement.unknown)
+            for host, report in settlement.reports:
+                self._handle(self._feeds[host], report)
+            if epoch.complete and epoch.number in self.epochs:
+                self._end(epoch.number)
+
+    def _awaits_feeds(self) -> bool:
+        """Whether feeds may still come that hold splits of an earlier coordinator; only their work would be lost."""
+        if not self._resumed:
+            return False
+        passed_s = self._clock() - self._started_s
+        return any(
+            not feed.connected and not feed.gone and passed_s < (FEED_WAIT_S if feed.registered else STRANGER_WAIT_S)
+            for feed in self._feeds.values()
+        )
+
+    # --- splits -------------------------------------------------------------------------------------------------------
+
+    def _claim(self, feed: Feed, key: SplitId) -> bool:
+        """Return whether a split that a feed holds, or held, is or may be its own."""
+        if feed.gone or key.epoch in self._ended:
+            return False
+        epoch = self.epochs.get(key.epoch) or self._open(key.epoch, fresh=False)
+        if epoch.settled:
+            return epoch.held.get(key.split) == Holder(feed.host, key.attempt)
+        self._resumed = True
+        epoch.claim(feed.host, key.split, key.attempt)
+        return True
+
+    def _handle(self, feed: Feed, report: Report) -> None:
+        key = report.id
+        epoch = self.epochs.get(key.epoch)
+        if epoch is None:
+            return
+        if not epoch.settled:
+            if epoch.claimed(feed.host, key):
+                epoch.queue(feed.host, report)
+            return
+        if epoch.held.get(key.split) != Holder(feed.host, key.attempt):
+            return
+        if report.kind == "returned":
+            self._give_up(feed, {(key.epoch, key.split)})
+            return
+        if report.kind == "bad" and not self._skip_bad:
+            if self.failure is None:
+                self.failure = {"host": feed.host, **report.cause}
+            return  # the split stays where it is, so that no epoch ends as if all were well
+        if report.kind == "bad" and self.values is not None:
+            why = failure_of(report.cause).describe()
+            self.skipped.append(Skipped(key.epoch, key.split, self.values[key.split], feed.host, why))
+        self.replayed += report.replayed
+        feed.held.discard((key.epoch, key.split))
+        epoch.finish(key.split, report.batches)
+        self._change()
+        if epoch.complete:
+            self._end(epoch.number)
+
+    def _give_up(self, feed: Feed, splits: Iterable[tuple[int, int]]) -> None:
+        """Take splits from a feed; they are handed out again once all ranks have agreed."""
+        by_epoch: dict[int, list[int]] = {}
+        for number, split in sorted(splits):
+            by_epoch.setdefault(number, []).append(split)
+            feed.held.discard((number, split))
+            del self.epochs[number].held[split]
+        for number, lost in by_epoch.items():
+            self._fence(self.epochs[number], lost)
+
+    def _fence(self, epoch: Epoch, splits: Sequence[int]) -> None:
+        epoch.fencing.update(splits)
+        ranks = [number for number, rank in self._ranks.items() if not rank.closed]
+        for pending in self._fences.raise_(epoch.number, self._attempt, splits, ranks):
+            for number in ranks:
+                if self._ranks[number].connected:
+                    self._ranks[number].mail.fences.append(pending.fence)
+                    self.pending.add(number)
+
+    def _revoke(self, feed: Feed, key: SplitId) -> None:
+        if feed.connected:
+            feed.mail.revoked.append(key)
+            self.pending.add(feed.host)
+
+    def _advance(self) -> None:
+        """Hand out whatever can be."""
+        self._settle()
+        for pending in self._fences.take_answered():
+            epoch = self.epochs[pending.fence.epoch]
+            for split in pending.fence.splits:
+                epoch.make_ready(split, pending.arrived.get(split, b""))
+        if self.values is None:
+            self._ask_for_list()
+            return
+        while (next_epoch := self._first_waiting()) is not None and next_epoch.ready:
+            epoch, feed = next_epoch, self._hungriest()
+            if feed is None:
+                self._relieve(SplitId(epoch.number, epoch.lowest_ready, 0))
+                return
+            self._attempt += 1
+            split, arrived = epoch.hand_out(Holder(feed.host, self._attempt))
+            feed.given += 1
+            feed.held.add((epoch.number, split))
+            key = SplitId(epoch.number, split, self._attempt)
+            feed.mail.assignments.append(Assignment(key, self.values[split], arrived))
+            self.pending.add(feed.host)
+
+    def _first_waiting(self) -> Epoch | None:
+        """Return the lowest epoch that has splits to hand out; later ones wait even while it cannot."""
+        return min((e for e in self.epochs.values() if e.waiting), key=lambda epoch: epoch.number, default=None)
+
+    def _hungriest(self) -> Feed | None:
+        """Return the feed that waits for the most splits, None if no feed waits for one."""
+        feed = max(self._feeds.values(), key=lambda feed: feed.credit, default=None)
+        return feed if feed is not None and feed.credit > 0 else None
+
+    def _ask_for_list(self) -> None:
+        """Ask a feed with an idle worker for the list of splits.
+
+        If all workers have splits of an earlier coordinator in hand, all feeds are asked: one may know the list.
+        """
+        hungry = self._hungriest()
+        if hungry is not None:
+            if not any(self._list_asked.values()):
+                self._ask(hungry, idle=True)
+            return
+        busy = [feed for feed in self._feeds.values() if feed.serves and self._claims(feed)]
+        for feed in busy:
+            if feed.host not in self._list_asked:
+                self._ask(feed, idle=False)
+                self._list_asked_s = self._clock()
+        if busy and self._clock() - self._list_asked_s > FEED_WAIT_S:
+            self._interrupt(busy)
+
+    def _ask(self, feed: Feed, *, idle: bool) -> None:
+        feed.mail.list_splits = True
+        self.pending.add(feed.host)
+        self._list_asked[feed.host] = idle
+
+    def _interrupt(self, busy: Sequence[Feed]) -> None:
+        """Take a split from a worker so that it can list the splits.
+
+        All workers may wait until ranks have had a lower split, which nobody can hand out without the list.
+        """
+        key, host = max(max(self._claims(feed)) for feed in busy)
+        self.epochs[key.epoch].disclaim(host, key.split)
+        self._revoke(self._feeds[host], key)
+        self._list_asked_s = self._clock()
+
+    def _claims(self, feed: Feed) -> list[tuple[SplitId, str]]:
+        unsettled = [epoch for epoch in self.epochs.values() if not epoch.settled]
+        return [(key, feed.host) for epoch in unsettled for key in epoch.claims_of(feed.host)]
+
+    def _forget_request(self, feed: Feed) -> None:
+        """Expect no answer any longer to what a feed was asked."""
+        self._list_asked.pop(feed.host, None)
+        if self._relieved is not None and self._relieved[0] is feed:
+            self._relieved = None
+
+    def _relieve(self, waiting: SplitId) -> None:
+        """Take a later split from a worker if all work on later ones.
+
+        Ranks may have no room for those before they have had this one: then nobody would ever ask for it.
+        """
+        if self._relieved is not None and self._relieved[0].wanted == self._relieved[1]:
+            return
+        self._relieved = None
+        serving = [feed for feed in self._feeds.values() if feed.serves and feed.held]
+        depth = 2 if self._deterministic else 1
+        if not serving or any(key[:depth] <= waiting[:depth] for feed in serving for key in feed.held):
+            return
+        (number, split), feed = max(((max(feed.held), feed) for feed in serving), key=lambda one: one[0])
+        self._revoke(feed, SplitId(number, split, self.epochs[number].held[split].attempt))
+        self._give_up(feed, {(number, split)})
+        self._relieved = (feed, feed.wanted)
+
+    def _change(self, *, important: bool = False) -> None:
+        self.version += 1
+        if important:
+            self.important_version = self.version

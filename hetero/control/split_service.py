@@ -1,0 +1,180 @@
+"""The split book behind gRPC: `hetero.v1.Splits`, served by the coordinator beside `Control`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from hetero._proto import splits_pb2 as pb
+from hetero.control.config import CoordinatorConfig
+from hetero.control.ledger import Ledger, UnknownHost
+from hetero.control.split_journal import SplitJournal
+from hetero.control.split_streams import FeedStream, Figures, PeerStream, RankStream
+from hetero.control.splits import Mismatch, SplitBook
+
+SERVICE = "hetero.v1.Splits"
+JOURNAL_NAME = "splits.json"
+MAX_REQUEST_BYTES = 16 * 1024 * 1024
+"""The list of splits comes in one message: room for 100,000 paths."""
+
+Door = Callable[[grpc.aio.ServicerContext], AbstractAsyncContextManager[None]]
+
+
+class SplitService:
+    """Serves the split book; belongs to the coordinator's event loop.
+
+    Args:
+        config: The job.
+        ledger: Told when the job fails and how many batches were replayed; asked which hosts are gone.
+        door: Lets callers in, and turns refusals into gRPC's status codes.
+        publish: Called when the ledger may have changed.
+    """
+
+    def __init__(self, config: CoordinatorConfig, ledger: Ledger, door: Door, publish: Callable[[], None]) -> None:
+        self._config, self._ledger, self._door, self._publish = config, ledger, door, publish
+        self._journal = SplitJournal(config.journal.with_name(JOURNAL_NAME), config.run_id)
+        self.book = SplitBook(
+            config.data,
+            deterministic=config.deterministic,
+            skip_bad=config.bad_split == "skip",
+            # Above every attempt of an earlier coordinator, whatever became of its journal: nobody hands out a million
+            # splits a second.
+            first_attempt=time.time_ns() // 1000,
+            memory=self._journal.read(),
+        )
+        self._figures = Figures()
+        self._streams: dict[str | int, PeerStream] = {}
+        self._failed = False
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """Return the handlers; requests are read only once the token was found right."""
+        methods: dict[str, Any] = {
+            "Serve": grpc.stream_stream_rpc_method_handler(self._serve),
+            "Follow": grpc.stream_stream_rpc_method_handler(self._follow),
+            "GetInput": grpc.unary_unary_rpc_method_handler(self._get_input),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def hosts_changed(self) -> None:
+        """Look at the ledger: which hosts are there, which are gone."""
+        hosts = self._ledger.state().data_hosts
+        self.book.set_hosts({h.name for h in hosts if h.registered}, {h.name for h in hosts if h.lost or h.left})
+        self._deliver()
+
+    def tick(self) -> None:
+        """Let time pass; to be called about twice a second."""
+        self.book.tick()
+        self._deliver()
+
+    def stop(self) -> None:
+        """End all streams and write the journal."""
+        for stream in self._streams.values():
+            stream.over.set()
+        self._journal.write(self.book.version, self.book.important_version, self.book.memory, now=True)
+
+    def input_state(self) -> pb.InputState:
+        """Return what is known of the input, for people."""
+        book, now_s = self.book, time.monotonic()
+        state = pb.InputState(splits=len(book.values or ()), replayed_batches=book.replayed)
+        for past in book.past:
+            state.epochs.add(epoch=past.epoch, done=past.done, batches=past.batches, ended=True)
+        for number, epoch in sorted(book.epochs.items()):
+            state.epochs.add(epoch=number, done=epoch.done_count, held=len(epoch.held), batches=epoch.batches)
+        for host in self._config.data:
+            heard_s, stats = self._figures.feeds.get(host, (now_s, pb.FeedStats()))
+            state.hosts.add(host=host, connected=host in self._streams, stats=stats, stats_age_s=now_s - heard_s)
+        state.ranks.extend(stats for _, stats in sorted(self._figures.ranks.items()))
+        for skipped in book.skipped:
+            state.skipped.add(**skipped._asdict())
+        return state
+
+    # --- calls --------------------------------------------------------------------------------------------------------
+
+    async def _serve(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        async with self._door(context):
+            first = pb.ServeRequest.FromString(await _first(requests))
+            if (host := first.hello.host) not in self._config.data:
+                raise UnknownHost(f"{host[:80]!r} is no data host of this job; it has {', '.join(self._config.data)}")
+            await self._converse(FeedStream(self.book, self._figures, first, self._fail), requests, context)
+
+    async def _follow(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        async with self._door(context):
+            first = pb.FollowRequest.FromString(await _first(requests))
+            if (run_id := first.hello.run_id) != self._config.run_id:
+                raise Mismatch(f"a rank of run {run_id[:80]!r} came to run {self._config.run_id!r}")
+            await self._converse(RankStream(self.book, self._figures, first), requests, context)
+
+    async def _get_input(self, _: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        async with self._door(context):
+            return bytes(self.input_state().SerializeToString())
+
+    # --- plumbing -----------------------------------------------------------------------------------------------------
+
+    async def _converse(
+        self, stream: PeerStream, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
+    ) -> None:
+        """Run a stream until it ends, or until a newer one of the same peer takes its place."""
+        peer = stream.peer
+        stream.hello()
+        if peer in self._streams:
+            self._streams[peer].over.set()
+        self._streams[peer] = stream
+        self._deliver()
+
+        async def read() -> None:
+            async for raw in requests:
+                if self._streams.get(peer) is not stream:
+                    return
+                stream.take(raw)
+                self._deliver()
+
+        async def write() -> None:
+            await context.write(stream.welcome)
+            while True:
+                await stream.mail.wait()
+                stream.mail.clear()
+                await context.write(stream.reply())
+
+        jobs: tuple[Coroutine[Any, Any, Any], ...] = (read(), write(), stream.over.wait())
+        tasks = [asyncio.create_task(job) for job in jobs]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self._streams.get(peer) is stream:
+                del self._streams[peer]
+                stream.gone()
+                self._deliver()
+
+    def _deliver(self) -> None:
+        """Pass on what the book has to say."""
+        for peer in tuple(self.book.pending):
+            if peer in self._streams:
+                self._streams[peer].mail.set()
+            else:
+                self.book.pending.discard(peer)  # it is told when it comes
+        if self.book.failure is not None and not self._failed:
+            self._fail(self.book.failure)
+        self._ledger.note_input(self.book.replayed, len(self.book.skipped))
+        self._journal.write(self.book.version, self.book.important_version, self.book.memory)
+
+    def _fail(self, cause: Mapping[str, object]) -> None:
+        self._failed = True
+        self._ledger.fail({"process": "worker", "time_s": time.time(), **cause})
+        self._publish()
+
+
+async def _first(requests: AsyncIterator[bytes]) -> bytes:
+    async for raw in requests:
+        return raw
+    raise ValueError("the stream ended before its hello")

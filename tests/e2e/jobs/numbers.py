@@ -1,0 +1,72 @@
+"""A job of the tests for the grpc engine: rows that are only numbers, prepared by plain Python, slowly if asked to.
+
+Options: rows (a split), pieces (splits), rows_per_batch (of what `inputs` gives), prepare_s (time that a batch takes to
+prepare), step_s (time that a step takes), bad_piece (its inputs raise after two batches), deadly_piece (its inputs kill
+their worker), size (float32 values a row carries), track (each row tells which worker prepared it).
+"""
+
+import json
+import os
+import signal
+import time
+
+import numpy as np
+
+import hetero
+
+job = hetero.Job(
+    "numbers",
+    engine="grpc",
+    framework="torch",  # its ranks need neither TensorFlow nor Horovod
+    batch_size=8,
+    rows=50,
+    pieces=8,
+    rows_per_batch=8,
+    prepare_s=0.0,
+    step_s=0.0,
+    bad_piece=-1,
+    deadly_piece=-1,
+    size=16,
+    track=True,
+)
+
+
+@job.splits
+def splits(ctx):
+    return list(range(ctx.params["pieces"]))
+
+
+@job.inputs
+def inputs(ctx):
+    rows, size = ctx.params["rows"], ctx.params["rows_per_batch"]
+    for piece in ctx.splits:
+        random = np.random.default_rng(ctx.seed_for(piece))
+        for number, start in enumerate(range(piece * rows, (piece + 1) * rows, size)):
+            if number == 2 and piece == ctx.params["bad_piece"]:
+                raise ValueError(f"cannot read piece {piece}")
+            if number == 2 and piece == ctx.params["deadly_piece"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            row = np.arange(start, min(start + size, (piece + 1) * rows))
+            picture = np.repeat(row.astype(np.float32)[:, None], ctx.params["size"], axis=1)
+            time.sleep(ctx.params["prepare_s"])
+            worker = np.full(len(row), os.getpid() if ctx.params["track"] else 0)
+            yield {"row": row, "picture": picture, "noise": random.integers(0, 1000, len(row)), "worker": worker}
+
+
+@job.train
+def train(ctx):
+    with (ctx.run_dir / f"seen-{ctx.rank}.jsonl").open("w") as seen:
+        for epoch in ctx.epochs():
+            for batch, mask in ctx.batches(epoch, with_mask=True):
+                assert batch["picture"].shape == (ctx.batch_size, ctx.params["size"])
+                assert (batch["picture"] == batch["row"][:, None]).all()
+                line = {
+                    "epoch": epoch,
+                    "rows": batch["row"][mask].tolist(),
+                    "padded": int((~mask).sum()),
+                    "workers": sorted(set(batch["worker"].tolist())),
+                    "noise": batch["noise"].tolist(),
+                }
+                seen.write(json.dumps(line) + "\n")
+                seen.flush()
+                time.sleep(ctx.params["step_s"])

@@ -1,0 +1,36 @@
+"""Random histories of feeds, ranks and coordinators: every batch reaches exactly one rank, and every epoch ends."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from split_world import World
+
+worlds = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 2**32),
+        "ranks": st.integers(1, 3),
+        "hosts": st.integers(1, 3),
+        "workers": st.integers(1, 2),
+        "splits": st.integers(0, 7),
+        "epochs": st.integers(1, 3),
+        "deterministic": st.booleans(),
+    }
+)
+
+
+def all_batches(world: World) -> list[tuple[int, int, int]]:
+    return [
+        (epoch, split, sequence)
+        for epoch in range(world.last + 1)
+        for split, length in enumerate(world.lengths)
+        for sequence in range(length)
+    ]
+
+
+@settings(max_examples=400, deadline=None)
+@given(worlds, st.integers(0, 600), st.sampled_from([0.0, 0.02, 0.1, 0.3]))
+def test_every_batch_arrives_exactly_once_and_every_epoch_ends(options, steps, fault_rate):
+    world = World(**options)
+    world.run(steps, fault_rate)
+    assert sorted(world.accepted) == all_batches(world)
