@@ -127,21 +127,11 @@ class SplitService:
         self._streams[peer] = stream
         self._deliver()
 
-        async def read() -> None:
-            async for raw in requests:
-                if self._streams.get(peer) is not stream:
-                    return
-                stream.take(raw)
-                self._deliver()
-
-        async def write() -> None:
-            await context.write(stream.welcome)
-            while True:
-                await stream.mail.wait()
-                stream.mail.clear()
-                await context.write(stream.reply())
-
-        jobs: tuple[Coroutine[Any, Any, Any], ...] = (read(), write(), stream.over.wait())
+        jobs: tuple[Coroutine[Any, Any, Any], ...] = (
+            self._read(stream, requests),
+            _write(stream, context),
+            stream.over.wait(),
+        )
         tasks = [asyncio.create_task(job) for job in jobs]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -155,6 +145,13 @@ class SplitService:
                 del self._streams[peer]
                 stream.gone()
                 self._deliver()
+
+    async def _read(self, stream: PeerStream, requests: AsyncIterator[bytes]) -> None:
+        async for raw in requests:
+            if self._streams.get(stream.peer) is not stream:
+                return
+            stream.take(raw)
+            self._deliver()
 
     def _deliver(self) -> None:
         """Pass on what the book has to say."""
@@ -172,6 +169,15 @@ class SplitService:
         self._failed = True
         self._ledger.fail({"process": "worker", "time_s": time.time(), **cause})
         self._publish()
+
+
+async def _write(stream: PeerStream, context: grpc.aio.ServicerContext) -> None:
+    await context.write(stream.welcome)
+    while True:
+        await stream.mail.wait()
+        stream.mail.clear()
+        if reply := stream.reply():  # no bytes: a message that says nothing
+            await context.write(reply)
 
 
 async def _first(requests: AsyncIterator[bytes]) -> bytes:

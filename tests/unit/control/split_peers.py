@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from control_running import DEADLINE_S, wait_until
 
@@ -12,6 +13,28 @@ from hetero._proto import splits_pb2 as pb
 from hetero.control.split_follow import SplitFollower
 from hetero.control.split_serve import ServeLink
 from hetero.tls import PLAIN, Tls
+
+
+class Peers:
+    """Ranks and feeds of one test; `close` ends them all."""
+
+    def __init__(self) -> None:
+        self._ranks: list[FakeRank] = []
+        self._feeds: list[FakeFeed] = []
+
+    def rank(self, address: str, rank: int = 0, size: int = 1, **options: Any) -> FakeRank:
+        self._ranks.append(FakeRank(address, rank, size, **options))
+        return self._ranks[-1]
+
+    def feed(self, address: str, host: str = "d1", **options: Any) -> FakeFeed:
+        self._feeds.append(FakeFeed(address, host, **options))
+        return self._feeds[-1]
+
+    def close(self) -> None:
+        for rank in self._ranks:
+            rank.follower.close()
+        for feed in self._feeds:
+            feed.stop()
 
 
 class FakeRank:
@@ -48,6 +71,7 @@ class FakeFeed:
         host: str = "d1",
         workers: int = 1,
         values: Sequence[str] = ('"a"', '"b"'),
+        *,
         token: str | None = None,
         tls: Tls = PLAIN,
     ) -> None:

@@ -323,6 +323,24 @@ def test_close_is_fast_may_be_repeated_and_leaves_no_thread(start_coordinator, m
     assert lost.leave() is None
 
 
+def test_what_a_coordinator_without_a_journal_has_forgotten_is_announced_again(
+    spawn_coordinator, make_client, make_config
+):
+    port = free_port()
+    first = spawn_coordinator(port=port)
+    first.wait_ready()
+    client = make_client(f"127.0.0.1:{port}", "d1")
+    client.publish("dispatcher", "d1:6000")
+    client.watch()
+    wait_until(lambda: client.state is not None, "the first state")
+    first.end(signal.SIGKILL)
+    make_config().journal.unlink()
+    spawn_coordinator(port=port).wait_ready()
+    stranger = make_client(f"127.0.0.1:{port}")
+    state = stranger.wait_for(lambda state: "dispatcher" in state.endpoints, DEADLINE_S, "the endpoint")
+    assert (state.restarts, state.endpoints) == (0, {"dispatcher": "d1:6000"})
+
+
 def test_close_from_a_callback_does_not_wait_for_itself(start_coordinator, make_client):
     client, closed = make_client(start_coordinator().address), threading.Event()
 

@@ -31,7 +31,9 @@ HOST = HostState("algo-1", "data", "10.0.0.1", True, 2, 1, 1, 3, True, 12.5, PRO
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_state_survives_the_wire(phase, outcome):
-    state = JobState(7, 2, "run-1", 3.5, phase, outcome, {"message": "boom"}, (HOST,), {"dispatcher": "algo-1:6000"})
+    state = JobState(
+        7, 2, "run-1", 3.5, phase, outcome, {"message": "boom"}, (HOST,), {"dispatcher": "algo-1:6000"}, 14, 2
+    )
     message = state_to_proto(state)
     assert state_from_proto(type(message).FromString(message.SerializeToString())) == state
     json.dumps(state.to_dict())

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import grpc
 import pytest
@@ -15,6 +16,7 @@ from hetero.control.config import CoordinatorConfig
 from hetero.control.coordinator import MAX_REQUEST_BYTES, Coordinator
 from hetero.control.state import HostReport
 from hetero.errors import HeteroError, PortInUse, SettingsError, TopologyError
+from hetero.tls import Tls
 
 
 def call(address: str, method: str, request, token: str | None = None):
@@ -29,14 +31,18 @@ def call(address: str, method: str, request, token: str | None = None):
 
 
 def test_a_configuration_survives_as_json(make_config):
-    config = make_config(token="secret")
+    tls = Tls(Path("/etc/cert.pem"), None, Path("ca.pem"))
+    config = make_config(token="secret", splits=True, deterministic=True, bad_split="skip", tls=tls)
     assert CoordinatorConfig.from_json(config.to_json()) == config
+    assert CoordinatorConfig.from_json(make_config().to_json()) == make_config()
     assert "secret" not in repr(config)
 
 
 def test_a_configuration_without_sense_is_refused(make_config):
     with pytest.raises(TopologyError, match="at least one trainer"):
         make_config(trainers=())
+    with pytest.raises(SettingsError, match="--bad-split is 'ignore'"):
+        make_config(bad_split="ignore")
     with pytest.raises(SettingsError, match="--lease-s is 0"):
         make_config(lease_s=0)
 

@@ -239,3 +239,34 @@ def test_a_journal_that_cannot_be_written_does_not_stop_the_job(make_job, tmp_pa
     job.start()
     job.ledger.save()
     assert "cannot write the journal" in caplog.text
+
+
+def test_a_failure_that_the_coordinator_heard_of_ends_the_job(make_job):
+    job = make_job()
+    job.start()
+    job.ledger.fail({"host": "d1", "message": "odd"})
+    assert job.end == (Outcome.FAILED, "odd")
+
+
+def test_an_earlier_primary_failure_stays_the_cause(make_job):
+    job = make_job()
+    job.start()
+    job.fail("t1", "boom")
+    job.ledger.fail({"host": "d1", "message": "odd"})
+    assert job.end == (Outcome.FAILED, "boom")
+
+
+def test_totals_of_the_input_are_told_soon_never_sink_and_outlive_a_restart(make_job):
+    job = make_job()
+    job.start()
+    version = job.state.version
+    job.ledger.note_input(3, 1)
+    assert job.state.version == version
+    job.pass_time(1)
+    assert job.state.version == version + 1
+    job.ledger.note_input(3, 1)
+    job.pass_time(1)
+    assert job.state.version == version + 1
+    job.restart()
+    job.ledger.note_input(0, 2)
+    assert (job.state.replayed_batches, job.state.skipped_splits) == (3, 2)

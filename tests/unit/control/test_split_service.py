@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 from control_running import DEADLINE_S, free_port, wait_until
-from split_peers import FakeFeed, FakeRank
+from split_peers import Peers
 
 from hetero._proto import splits_pb2 as pb
 from hetero._proto.splits_pb2_grpc import SplitsStub
@@ -19,30 +19,11 @@ from hetero.control.state import HostReport, Outcome
 
 
 @pytest.fixture
-def start_rank() -> Iterator[Callable[..., FakeRank]]:
-    started: list[FakeRank] = []
-
-    def start(*args: object, **options: object) -> FakeRank:
-        started.append(FakeRank(*args, **options))
-        return started[-1]
-
-    yield start
-    for rank in started:
-        rank.follower.close()
+def peers() -> Iterator[Peers]:
+    started = Peers()
+    yield started
+    started.close()
     assert not [thread.name for thread in threading.enumerate() if thread.name == "hetero-follow"]
-
-
-@pytest.fixture
-def start_feed() -> Iterator[Callable[..., FakeFeed]]:
-    started: list[FakeFeed] = []
-
-    def start(*args: object, **options: object) -> FakeFeed:
-        started.append(FakeFeed(*args, **options))
-        return started[-1]
-
-    yield start
-    for feed in started:
-        feed.stop()
 
 
 @pytest.fixture
@@ -83,9 +64,9 @@ def follow_hello(rank: int = 0, size: int = 1, run_id: str = "run-1", **fields: 
     return pb.FollowRequest(hello=pb.FollowHello(rank=rank, size=size, run_id=run_id), **fields)
 
 
-def test_an_epoch_is_listed_handed_out_done_and_over(start_coordinator, start_rank, start_feed, make_client):
+def test_an_epoch_is_listed_handed_out_done_and_over(start_coordinator, peers, make_client):
     server = start_coordinator(splits=True)
-    feed, rank = start_feed(server.address), start_rank(server.address)
+    feed, rank = peers.feed(server.address), peers.rank(server.address)
     rank.follower.begin(0)
     rank.follower.begin(0)
     feed.finish(0, 0)
@@ -116,13 +97,13 @@ def test_a_job_of_another_engine_has_no_splits(start_coordinator, make_client):
 
 @pytest.mark.parametrize("journal", ["kept", "lost", "garbage"])
 def test_streams_resume_when_the_coordinator_was_killed_and_nothing_is_handed_out_twice(
-    spawn_coordinator, start_rank, start_feed, make_client, tmp_path, journal
+    spawn_coordinator, peers, make_client, tmp_path, journal
 ):
     port = free_port()
     address = f"127.0.0.1:{port}"
     first = spawn_coordinator(port=port, splits=True, data=("d1",))
     first.wait_ready()
-    feed, rank = start_feed(address, workers=2, values=[f'"{i}"' for i in range(5)]), start_rank(address)
+    feed, rank = peers.feed(address, workers=2, values=[f'"{i}"' for i in range(5)]), peers.rank(address)
     rank.follower.begin(0)
     feed.finish(0, 0)
     wait_until(lambda: len(feed.held) == 2, "two splits in hand")
@@ -152,19 +133,17 @@ def test_streams_resume_when_the_coordinator_was_killed_and_nothing_is_handed_ou
     assert [epoch.done for epoch in state.epochs if not epoch.ended or epoch.epoch == 1] == [5]
 
 
-def test_a_lost_hosts_split_goes_to_another_with_what_has_arrived(
-    start_coordinator, start_rank, start_feed, make_client
-):
+def test_a_lost_hosts_split_goes_to_another_with_what_has_arrived(start_coordinator, peers, make_client):
     server = start_coordinator(splits=True)
     for name in ("d1", "d2"):
         make_client(server.address, name).register(HostReport(workers_alive=1), DEADLINE_S)
-    lost = start_feed(server.address, "d2", values=['"a"'])
-    ranks = [start_rank(server.address, number, 2) for number in range(2)]
+    lost = peers.feed(server.address, "d2", values=['"a"'])
+    ranks = [peers.rank(server.address, number, 2) for number in range(2)]
     for rank in ranks:
         rank.follower.begin(0)
     wait_until(lambda: lost.held, "a split in hand")
     ranks[1].arrived[0, 0] = b"\x06"
-    other = start_feed(server.address, "d1")
+    other = peers.feed(server.address, "d1")
     make_client(server.address, "d2").leave("its machine is needed elsewhere")
     wait_until(lambda: other.taken, "the split at the other host")
     assert other.taken[0].arrived == b"\x06"
@@ -176,18 +155,18 @@ def test_a_lost_hosts_split_goes_to_another_with_what_has_arrived(
     wait_until(lambda: all(rank.ended == [0] for rank in ranks), "the end of the epoch")
 
 
-def test_an_epoch_that_all_ranks_leave_is_taken_from_the_feeds(start_coordinator, start_rank, start_feed):
+def test_an_epoch_that_all_ranks_leave_is_taken_from_the_feeds(start_coordinator, peers):
     server = start_coordinator(splits=True)
-    feed, rank = start_feed(server.address), start_rank(server.address)
+    feed, rank = peers.feed(server.address), peers.rank(server.address)
     rank.follower.begin(0)
     wait_until(lambda: feed.held, "a split in hand")
     rank.follower.leave(0)
     wait_until(lambda: feed.revoked and feed.ended == [0] and rank.ended == [0], "the end of the epoch")
 
 
-def test_a_bad_split_ends_the_job_with_its_cause(start_coordinator, start_rank, start_feed, make_client):
+def test_a_bad_split_ends_the_job_with_its_cause(start_coordinator, peers, make_client):
     server = start_coordinator(splits=True)
-    feed, rank = start_feed(server.address), start_rank(server.address)
+    feed, rank = peers.feed(server.address), peers.rank(server.address)
     rank.follower.begin(0)
     wait_until(lambda: feed.taken, "a split in hand")
     cause = json.dumps({"process": "worker-0", "exception": "ValueError", "message": "odd"})
@@ -198,9 +177,9 @@ def test_a_bad_split_ends_the_job_with_its_cause(start_coordinator, start_rank, 
     assert state.failure.describe() == "ValueError: odd (worker-0 on d1)"
 
 
-def test_a_bad_split_that_is_skipped_is_counted_and_named(start_coordinator, start_rank, start_feed, make_client):
+def test_a_bad_split_that_is_skipped_is_counted_and_named(start_coordinator, peers, make_client):
     server = start_coordinator(splits=True, bad_split="skip")
-    feed, rank = start_feed(server.address, values=['"a"']), start_rank(server.address)
+    feed, rank = peers.feed(server.address, values=['"a"']), peers.rank(server.address)
     rank.follower.begin(0)
     wait_until(lambda: feed.taken, "a split in hand")
     cause = json.dumps({"host": "d1", "process": "worker-0", "time_s": 1.0, "message": "odd"})
@@ -213,9 +192,9 @@ def test_a_bad_split_that_is_skipped_is_counted_and_named(start_coordinator, sta
 
 
 @pytest.mark.parametrize("how", ["the job's code", "size"])
-def test_a_list_of_splits_that_cannot_be_had_ends_the_job(start_coordinator, start_feed, make_client, how):
+def test_a_list_of_splits_that_cannot_be_had_ends_the_job(start_coordinator, peers, make_client, how):
     server = start_coordinator(splits=True)
-    feed = start_feed(server.address, workers=0)
+    feed = peers.feed(server.address, workers=0)
     if how == "size":
         message, listed = "splits takes 16 MB", pb.SplitList(values=["x" * (MAX_LIST_BYTES // 2)] * 2 + ["x" * 300_000])
     else:
@@ -250,8 +229,9 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("method", "hello", "code", "text"), REFUSED)
-def test_whoever_makes_no_sense_is_told_why(start_coordinator, call, method, hello, code, text):
+@pytest.mark.parametrize("refusal", REFUSED)
+def test_whoever_makes_no_sense_is_told_why(start_coordinator, call, refusal):
+    method, hello, code, text = refusal
     stream = call(start_coordinator(splits=True).address, method, *([] if hello is None else [hello]))
     with pytest.raises(grpc.RpcError) as refused:
         list(stream)
