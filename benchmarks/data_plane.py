@@ -6,7 +6,7 @@ Four ways, each from a producing process to arrays in another one on the same ma
 
 raw      TCP, `sendall` and `recv_into` of a prepared buffer: what the machine gives.
 naive    Python gRPC as one writes it first: a message with a bytes field for each batch.
-tf_data  the `tf_data` engine: tf.data service without compression, one worker.
+tf_data  the `tf_data` engine: tf.data service without compression, one worker, and a rank's InputStream.
 grpc     the `grpc` engine: worker, feed and a rank's InputStream.
 
 All are up for the whole run and read in turn, window by window, so that what else the machine does hits all alike;

@@ -238,19 +238,23 @@ class TfData(WithProducers):
         return self
 
     def read(self, rows: int, count: int) -> Iterator[Array]:
-        """Yield the engine's arrays, an epoch a window."""
+        """Yield what a rank is given, an epoch a window."""
         import tensorflow as tf
 
         from hetero.data import tf_service
+        from hetero.data.epoch import InputStream
 
         self._windows += 1
         one = tf.data.Dataset.range(1).map(lambda _: tf.random.stateless_uniform((rows, *ROW), (1, 2)))
         dataset = one.cache().repeat(count)  # made once; what the worker takes again and again lies in its memory
         name = f"window-{self._windows}"
         tf_service.register_epoch(dataset, self._dispatcher, dataset_id=name)
-        source = tf_service.open_epoch(self._dispatcher, name, dataset.element_spec, job_name=name)
-        yield from source
-        source.close()
+        stream = InputStream(
+            lambda _: tf_service.open_epoch(self._dispatcher, name, dataset.element_spec, job_name=name), rows
+        )
+        for batch in stream.batches(0):
+            yield batch.data
+        stream.close()
 
 
 def produce_tf_dispatcher(folder: str) -> None:

@@ -12,6 +12,7 @@ from hetero.data.arrivals import Arrivals
 from hetero.data.feed_link import FeedLink, NotNow, Previous, Reader, Stream, Wanted
 from hetero.data.feed_source import ANY_SPLIT, AnyOrder, FeedSource, Queued, SplitOrder
 from hetero.data.feed_wire import Arrived
+from hetero.data.heap import keep_freed_memory
 from hetero.errors import HeteroError
 from hetero.tls import PLAIN, Tls
 
@@ -64,6 +65,7 @@ class FeedClient:
         deterministic: bool,
         tls: Tls = PLAIN,
     ) -> None:
+        keep_freed_memory()
         self.lock = threading.Lock()  # guards everything below, the links' streams and the sources' batches
         self._rank, self._size, self._deterministic = rank, size, deterministic
         self._reader = Reader(rank, size, run_id, token, tls)

@@ -19,7 +19,7 @@ from hetero.tls import PLAIN, Tls, channel, explain, is_handshake
 _PAUSE_FIRST_S, _PAUSE_FACTOR, _PAUSE_MOST_S = 0.05, 1.6, 1.0
 _PATIENCE_S = 10.0  # after which it is said that nobody answers
 _SAY_AFTER_S = 0.01  # what is not urgent is told this late, together with what has come up by then
-_URGENT_ITEMS, _URGENT_BYTES = 8, 1 << 20  # received, not yet told: the feed keeps them until then
+_URGENT_PART = 4  # a part of the window that was received and not yet told: the feed keeps it until then
 _OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.enable_http_proxy", 0),  # peers are reached directly, whatever the container's environment says
@@ -116,7 +116,10 @@ class Stream:
         self.received += 1
         self._unsaid_items += 1
         self._unsaid_received_bytes += size
-        self.say(urgent=self._unsaid_items >= _URGENT_ITEMS or self._unsaid_received_bytes >= _URGENT_BYTES)
+        self.say(
+            urgent=_URGENT_PART * self._unsaid_items >= self._window_batches
+            or _URGENT_PART * self._unsaid_received_bytes >= self._window_bytes
+        )
 
     def charge(self, queued: Queued) -> None:
         """Note that a batch takes up room."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
 import hmac
 import logging
@@ -22,7 +21,8 @@ from google.protobuf.message import DecodeError
 from hetero._proto import feed_pb2, splits_pb2
 from hetero.data.feed_streams import Misfit, RankStream, Streams
 from hetero.data.feed_tasks import Tasks
-from hetero.data.feed_wire import CHUNK_BYTES, SERVICE, TOKEN_KEY
+from hetero.data.feed_wire import SERVICE, TOKEN_KEY
+from hetero.data.heap import keep_freed_memory
 from hetero.data.worker_link import WorkerServer
 from hetero.errors import PortInUse
 from hetero.tls import PLAIN, Tls, bind
@@ -33,8 +33,6 @@ _HELLO_S = 10.0  # a call that has not said who it is by then is ended
 _STOP_GRACE_S = 0.3
 _TICK_S = 0.5
 _REFUSAL_LOG_INTERVAL_S = 5.0
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from malloc.h
-_KEPT_BYTES = 64 << 20
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second feed on the port must fail, not share it
     ("grpc.max_receive_message_length", 1 << 20),  # requests are small
@@ -117,7 +115,7 @@ class FeedServer:
             PortInUse: no port can be bound, or another feed of this run is on this host.
             SettingsError: the TLS files cannot be used.
         """
-        _keep_freed_memory()
+        keep_freed_memory()
         server = grpc.aio.server(options=_OPTIONS)
         # Requests arrive as bytes, read only once the token was found right; replies are written by hand.
         handlers = {"Read": grpc.stream_stream_rpc_method_handler(self._read)}
@@ -248,14 +246,6 @@ def _is_taken(address: str, port: int) -> bool:
         except OSError as error:
             return error.errno == errno.EADDRINUSE
     return False
-
-
-def _keep_freed_memory() -> None:
-    """Have the C library reuse the memory of messages: to give it back each time costs more CPU than to send them."""
-    with contextlib.suppress(AttributeError, OSError):  # a C library that is not glibc
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, 8 * CHUNK_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 class _Door:
