@@ -16,18 +16,20 @@ class ReadRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[ReadHello, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., received: _Optional[int] = ...) -> None: ...
 
 class ReadHello(_message.Message):
-    __slots__ = ("rank", "size", "run_id", "feed_id", "received")
+    __slots__ = ("rank", "size", "run_id", "feed_id", "received", "lane")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     FEED_ID_FIELD_NUMBER: _ClassVar[int]
     RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     size: int
     run_id: str
     feed_id: str
     received: int
-    def __init__(self, rank: _Optional[int] = ..., size: _Optional[int] = ..., run_id: _Optional[str] = ..., feed_id: _Optional[str] = ..., received: _Optional[int] = ...) -> None: ...
+    lane: bool
+    def __init__(self, rank: _Optional[int] = ..., size: _Optional[int] = ..., run_id: _Optional[str] = ..., feed_id: _Optional[str] = ..., received: _Optional[int] = ..., lane: bool = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("epoch", "consumed_bytes", "consumed_batches", "window_bytes", "window_batches", "split")
@@ -62,10 +64,20 @@ class ReadReply(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., batch: _Optional[_Union[BatchHeader, _Mapping]] = ..., split_end: _Optional[_Union[SplitEnd, _Mapping]] = ..., epoch_end: _Optional[_Union[EpochEnd, _Mapping]] = ..., padding: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("feed_id",)
+    __slots__ = ("feed_id", "lane")
     FEED_ID_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
     feed_id: str
-    def __init__(self, feed_id: _Optional[str] = ...) -> None: ...
+    lane: Lane
+    def __init__(self, feed_id: _Optional[str] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ...) -> None: ...
+
+class Lane(_message.Message):
+    __slots__ = ("port", "ticket")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    ticket: bytes
+    def __init__(self, port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class BatchHeader(_message.Message):
     __slots__ = ("epoch", "split", "sequence", "attempt", "rows", "bytes", "layout")

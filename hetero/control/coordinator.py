@@ -44,6 +44,8 @@ MAX_REQUEST_BYTES = 1024 * 1024
 LINGER_S = 1.0
 STOP_GRACE_S = 0.3
 REFUSAL_LOG_INTERVAL_S = 5.0
+MOST_DETAILS = 1000
+"""Characters of a refusal: headers that are larger are not delivered."""
 
 _SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second coordinator on the port must fail, not share it
@@ -308,13 +310,14 @@ async def _answering(context: grpc.aio.ServicerContext, door: _Door) -> AsyncIte
     try:
         yield
     except UnknownHost as error:
-        await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        await context.abort(grpc.StatusCode.NOT_FOUND, str(error)[:MOST_DETAILS])
     except Mismatch as error:
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error)[:MOST_DETAILS])
     except Refused as error:
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error)[:MOST_DETAILS])
     except (ValueError, KeyError, DecodeError) as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be read: {error}")
+        text = f"the request cannot be read: {error}"
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text[:MOST_DETAILS])
 
 
 def _check_bindable(bind: str, port: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,10 +13,15 @@ from hetero.control.split_journal import Memory
 from hetero.control.split_mail import Assignment, Feed, Past, Rank, Skipped
 from hetero.control.state import failure_of
 
+logger = logging.getLogger(__name__)
+
 FEED_WAIT_S = 10.0
 """How long splits that an earlier coordinator handed out wait for the feeds that may hold them."""
 STRANGER_WAIT_S = 3.0
 """The same for feeds of hosts that have not registered."""
+RELIEF_WAIT_S = 5.0
+"""How long a worker whose split was taken has to ask for another one before the next split is taken: the first may have
+been a split whose batches only wait for ranks, so that no worker got free."""
 _PAST_EPOCHS = 20
 
 
@@ -62,7 +68,7 @@ class SplitRules:
         self._resumed = memory is not None
         self._list_asked: dict[str, bool] = {}  # hosts that were asked for the list: whether a worker was idle
         self._list_asked_s = self._started_s
-        self._relieved: tuple[Feed, int] | None = None
+        self._relieved: tuple[Feed, int, float] | None = None  # from which feed, what it had asked for, and when
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 
@@ -188,6 +194,7 @@ class SplitRules:
             return  # the split stays where it is, so that no epoch ends as if all were well
         if report.kind == "bad" and self.values is not None:
             why = failure_of(report.cause).describe()
+            logger.warning("the rest of split %d of epoch %d is left out: %s", key.split, key.epoch, why)
             self.skipped.append(Skipped(key.epoch, key.split, self.values[key.split], feed.host, why))
         self.replayed += report.replayed
         feed.held.discard((key.epoch, key.split))
@@ -300,9 +307,11 @@ class SplitRules:
 
         Ranks may have no room for those before they have had this one: then nobody would ever ask for it.
         """
-        if self._relieved is not None and self._relieved[0].wanted == self._relieved[1]:
-            return
-        self._relieved = None
+        if self._relieved is not None:
+            relieved, wanted, at_s = self._relieved
+            if relieved.wanted == wanted and self._clock() - at_s < RELIEF_WAIT_S:
+                return
+            self._relieved = None
         serving = [feed for feed in self._feeds.values() if feed.serves and feed.held]
         depth = 2 if self._deterministic else 1
         if not serving or any(key[:depth] <= waiting[:depth] for feed in serving for key in feed.held):
@@ -310,7 +319,7 @@ class SplitRules:
         (number, split), feed = max(((max(feed.held), feed) for feed in serving), key=lambda one: one[0])
         self._revoke(feed, SplitId(number, split, self.epochs[number].held[split].attempt))
         self._give_up(feed, {(number, split)})
-        self._relieved = (feed, feed.wanted)
+        self._relieved = (feed, feed.wanted, self._clock())
 
     def _change(self, *, important: bool = False) -> None:
         self.version += 1

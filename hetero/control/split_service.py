@@ -120,6 +120,8 @@ class SplitService:
         self, stream: PeerStream, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         """Run a stream until it ends, or until a newer one of the same peer takes its place."""
+        # Beforehand: if the write that would send it is cancelled, grpc.aio sends it again with the status, which fails.
+        await context.send_initial_metadata(())
         peer = stream.peer
         stream.hello()
         if peer in self._streams:

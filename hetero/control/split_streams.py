@@ -13,6 +13,9 @@ from hetero.control.split_epoch import Fence, Report, SplitId
 from hetero.control.splits import SplitBook
 from hetero.control.state import cause_from_json
 
+_MOST_ATTEMPT = 1 << 62
+"""No attempt gets as far; with a greater one heard of, the next could not be told."""
+
 Fail = Callable[[Mapping[str, object]], None]
 
 
@@ -137,8 +140,8 @@ class RankStream(PeerStream):
         self._book.rank_hello(
             self.peer,
             hello.size,
-            highest_attempt=hello.highest_attempt,
-            obeyed=[Fence(fence.id, fence.epoch, fence.attempt, fence.splits) for fence in hello.obeyed],
+            highest_attempt=_attempt(hello.highest_attempt),
+            obeyed=[Fence(fence.id, fence.epoch, _attempt(fence.attempt), fence.splits) for fence in hello.obeyed],
             ended=hello.ended,
             begun=_epochs(self._first.begun),
             left=_epochs(self._first.left),
@@ -176,7 +179,13 @@ class RankStream(PeerStream):
 def _split_id(message: pb.SplitId) -> SplitId:
     if message.epoch < 0 or message.split < 0:
         raise ValueError(f"there is no split {message.split} of epoch {message.epoch}")
-    return SplitId(message.epoch, message.split, message.attempt)
+    return SplitId(message.epoch, message.split, _attempt(message.attempt))
+
+
+def _attempt(number: int) -> int:
+    if not 0 <= number < _MOST_ATTEMPT:
+        raise ValueError(f"there is no attempt {number}")
+    return number
 
 
 def _to_proto(key: SplitId) -> pb.SplitId:

@@ -108,6 +108,8 @@ class SplitBook(SplitRules):
             if newly:
                 self._forget_request(feed)
                 for epoch in self.epochs.values():
+                    for key in epoch.claims_of(host):
+                        self._revoke(feed, key)
                     epoch.forget(host)
                 for number, split in feed.held:
                     self._revoke(feed, SplitId(number, split, self.epochs[number].held[split].attempt))
@@ -207,8 +209,7 @@ class SplitBook(SplitRules):
 
     def tick(self) -> None:
         """Let time pass; to be called about twice a second."""
-        if any(not epoch.settled for epoch in self.epochs.values()):
-            self._advance()
+        self._advance()
 
     def memory(self) -> Memory:
         """Return what spares a later coordinator work."""

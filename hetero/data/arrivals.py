@@ -39,14 +39,17 @@ class Arrivals:
         return True
 
     def accept_end(self, epoch: int, split: int, attempt: int, batches: int) -> bool:
-        """Note how many batches a split has. Returns False if the word is of an attempt that is refused."""
+        """Note the end of a split: all batches below it come, and beyond it none but those that are here already.
+
+        Returns False if the word is of an attempt that is refused.
+        """
         if not self._admits(epoch, split, attempt):
             return False
         self._epoch(epoch).ends[split] = batches
         return True
 
     def fence(self, epoch: int, attempt: int, splits: Iterable[int]) -> dict[int, bytes]:
-        """Refuse these splits' batches of attempts up to `attempt` from now on.
+        """Refuse these splits' batches of attempts up to `attempt` from now on; the next one tells their ends anew.
 
         Returns:
             By split, the bitmap of sequences that have arrived; splits without any are left out.
@@ -55,13 +58,14 @@ class Arrivals:
         kept, answer = self._epoch(epoch), {}
         for split in splits:
             kept.floors[split] = max(attempt, kept.floors.get(split, attempt))
+            kept.ends.pop(split, None)
             arrived = kept.arrived.get(split)
             if arrived:
                 answer[split] = bytes(arrived)
         return answer
 
     def end(self, epoch: int, split: int) -> int | None:
-        """Return how many batches a split has, None as long as that is unknown."""
+        """Return the end of a split, None as long as that is unknown."""
         kept = self._epochs.get(epoch)
         return None if kept is None else kept.ends.get(split)
 

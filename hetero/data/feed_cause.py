@@ -16,13 +16,14 @@ _MESSAGE_CHARS, _TRACEBACK_CHARS = 4_000, 20_000
 _PYTHON_OP = re.compile(r"\{\{node [^}]*?(Eager)?PyFunc[^}]*\}\}")
 
 
-def cause_of(error: BaseException, *, host: str, process: str) -> dict[str, Any]:
+def cause_of(error: BaseException, *, host: str, process: str, where: str = "") -> dict[str, Any]:
     """Describe an exception; never raises, whatever the exception's own methods do.
 
     Args:
         error: The exception.
         host: Name of this host.
         process: Name of this process.
+        where: What it was working on; stands behind the message.
 
     Returns:
         A `Failure` as JSON values; its text is valid Unicode, `traceback` has at most 40 lines, the last ones.
@@ -33,7 +34,7 @@ def cause_of(error: BaseException, *, host: str, process: str) -> dict[str, Any]
         process=process,
         time_s=time.time(),
         exception=_clean(type(error).__name__, _MESSAGE_CHARS),
-        message=_clean(_place(error, text) + text, _MESSAGE_CHARS),
+        message=_clean(_place(error, text) + text, _MESSAGE_CHARS) + (f" [{where}]" if where else ""),
         traceback=_traceback(error),
     )
     return failure.to_dict()

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import grpc
 
 from hetero._proto import feed_pb2 as pb
+from hetero.data.feed_lane import LaneReader
 from hetero.data.feed_source import Queued
 from hetero.data.feed_wire import SERVICE, TOKEN_KEY, Arrived, ReplyReader
 from hetero.errors import HeteroError
@@ -212,6 +213,7 @@ class FeedLink:
         self._changed = threading.Condition(sink.lock)  # another address, or the end
         self._call: Any = None
         self._stopped = False
+        self._lane_ok = True
         self._complained, self._well_s = "", time.monotonic()
         self._thread = threading.Thread(target=self._run, name=f"hetero-feed-{host}", daemon=True)
         self._thread.start()
@@ -305,9 +307,37 @@ class FeedLink:
             return None
         replies = ReplyReader()
         for message in call:
-            self._take(stream, replies.read(message))
-            del message  # or the last batch would stay in memory until the next one comes
+            content = replies.read(message)
+            self._take(stream, content)
+            if isinstance(content, pb.Welcome) and content.HasField("lane"):
+                self._read_lane(stream, address, call, content.lane)
+            del message, content  # or the last batch would stay in memory until the next one comes
         return None
+
+    def _read_lane(self, stream: Stream, address: str, call: Any, offer: Any) -> None:
+        """Read the lane beside a call to its end, which is the call's, too."""
+        host = address.rpartition(":")[0].strip("[]")
+        try:
+            lane = LaneReader((host, offer.port), offer.ticket)
+        except OSError as error:
+            self._lane_ok = False
+            print(
+                f"The feed of {self.host} is read on its call alone, at more CPU a batch: "
+                f"port {offer.port} of {host} cannot be reached ({error}).",
+                flush=True,
+            )
+            call.cancel()
+            return
+        try:
+            if call.add_callback(lane.end):  # else it has ended already
+                while (content := lane.read()) is not None:
+                    self._take(stream, content)
+                    del content
+        except OSError:
+            pass  # how the call ends tells why
+        finally:
+            lane.close()
+            call.cancel()
 
     def _requests(self, stream: Stream) -> Iterator[bytes]:
         reader, previous = self._reader, self.previous
@@ -317,6 +347,7 @@ class FeedLink:
             run_id=reader.run_id,
             feed_id=previous.feed_id,
             received=previous.received,
+            lane=self._lane_ok and not reader.tls.enabled,
         )
         yield pb.ReadRequest(hello=hello).SerializeToString()
         while (request := stream.next_request(self._sink)) is not None:

@@ -64,7 +64,7 @@ class ReadyQueue:
         Args:
             epoch: of which epoch.
             rank: whose stream it is.
-            split: only of this split; ANY_SPLIT: of any.
+            split: only of splits up to this one, the lower ones being late; ANY_SPLIT: of any.
         """
         heads = [lane[0] for lane in self._lanes(epoch, rank, split) if lane]
         return min(heads, key=_by_order, default=None)
@@ -106,7 +106,7 @@ class ReadyQueue:
     def _lanes(self, epoch: int, rank: int, split: int) -> Iterator[deque[ReadyBatch]]:
         splits = self._waiting.get(epoch, {})
         owner = rank if self._deterministic else _ANYBODY
-        chosen = splits.values() if split == ANY_SPLIT else (splits.get(split, {}),)
+        chosen = (owners for number, owners in splits.items() if split == ANY_SPLIT or number <= split)
         return (owners[owner] for owners in chosen if owner in owners)
 
     def _tidy(self, split: HeldSplit) -> None:

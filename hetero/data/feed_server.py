@@ -19,9 +19,11 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from hetero._proto import feed_pb2, splits_pb2
+from hetero.data.feed_lane import Lanes
 from hetero.data.feed_streams import Misfit, RankStream, Streams
 from hetero.data.feed_tasks import Tasks
 from hetero.data.feed_wire import SERVICE, TOKEN_KEY
+from hetero.data.feed_wires import CallWire, LaneWire
 from hetero.data.heap import keep_freed_memory
 from hetero.data.worker_link import WorkerServer
 from hetero.errors import PortInUse
@@ -33,6 +35,7 @@ _HELLO_S = 10.0  # a call that has not said who it is by then is ended
 _STOP_GRACE_S = 0.3
 _TICK_S = 0.5
 _REFUSAL_LOG_INTERVAL_S = 5.0
+_MOST_DETAILS = 1000  # characters of a status: headers that are larger are not delivered
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second feed on the port must fail, not share it
     ("grpc.max_receive_message_length", 1 << 20),  # requests are small
@@ -104,6 +107,7 @@ class FeedServer:
         self._streams = Streams(config.run_id, self.feed_id, deterministic=config.deterministic)
         self._tasks = Tasks(config.host, send, self._streams, no_worker_s=config.no_worker_s, on_worker=on_worker)
         self._door = _Door(config.token)
+        self._lanes = Lanes()
         self._workers = WorkerServer(config.worker_socket, config.worker_secret, self._tasks)
         self._server: grpc.aio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -122,6 +126,8 @@ class FeedServer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self.port = self._bind(server)
         await self._workers.start()
+        if not self.config.tls.enabled:
+            await self._lanes.start(self.config.bind)
         await server.start()
         self._server = server
         self._ticker = asyncio.create_task(self._tick())
@@ -136,6 +142,7 @@ class FeedServer:
                 await self._ticker
         if self._server is not None:
             await self._server.stop(_STOP_GRACE_S)
+        self._lanes.close()
         self._workers.close()
 
     # --- the coordinator's link ---------------------------------------------------------------------------------------
@@ -167,32 +174,48 @@ class FeedServer:
         if refusal is not None:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
         try:
-            stream = await self._open(context)
+            stream, ticket = await self._open(context)
         except asyncio.TimeoutError:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"no hello within {_HELLO_S:g} s")
         except Misfit as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error)[:_MOST_DETAILS])
         except (ValueError, DecodeError) as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be used: {error}")
+            text = f"the request cannot be used: {error}"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text[:_MOST_DETAILS])
         if stream is None:
             return
-        problem = await self._serve(stream, context)
+        problem = await self._serve(stream, context, ticket)
         if problem is not None:
             await context.abort(*problem)
 
-    async def _open(self, context: grpc.aio.ServicerContext) -> RankStream | None:
+    async def _open(self, context: grpc.aio.ServicerContext) -> tuple[RankStream | None, bytes | None]:
+        """Return the rank's stream, and the ticket of the lane that it is offered."""
+        # Beforehand: if the write that would send it is cancelled, grpc.aio sends it again with the status, which fails.
+        await context.send_initial_metadata(())
         message = await asyncio.wait_for(context.read(), _HELLO_S)
         if message is grpc.aio.EOF:
-            return None
+            return None, None
         request = feed_pb2.ReadRequest.FromString(message)
         if not request.HasField("hello"):
             raise ValueError("the first request must be a hello")
-        return self._streams.open(request.hello)
+        if not request.hello.lane or not self._lanes.port:
+            return self._streams.open(request.hello), None
+        ticket = self._lanes.expect()
+        try:
+            return self._streams.open(request.hello, feed_pb2.Lane(port=self._lanes.port, ticket=ticket)), ticket
+        except BaseException:
+            self._lanes.forget(ticket)
+            raise
 
-    async def _serve(self, stream: RankStream, context: grpc.aio.ServicerContext) -> tuple[grpc.StatusCode, str] | None:
+    async def _serve(
+        self, stream: RankStream, context: grpc.aio.ServicerContext, ticket: bytes | None
+    ) -> tuple[grpc.StatusCode, str] | None:
         """Read and write until the rank goes, loses count or comes again; return how to end the call."""
         listening = asyncio.ensure_future(self._listen(stream, context))
-        writing = asyncio.ensure_future(self._streams.write(stream, context.write))
+        wire: CallWire | LaneWire = CallWire(context.write)
+        if ticket is not None:
+            wire = LaneWire(context.write, lambda: self._lanes.arrival(ticket))
+        writing = asyncio.ensure_future(self._streams.write(stream, wire))
         try:
             await asyncio.wait((listening, writing, stream.replaced), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -200,10 +223,16 @@ class FeedServer:
             for task in (listening, writing):
                 task.cancel()
             heard, said = await asyncio.gather(listening, writing, return_exceptions=True)
+            if ticket is not None:
+                self._lanes.forget(ticket)
+            if isinstance(wire, LaneWire) and wire.lane is not None:
+                wire.lane.close()
         if stream.replaced.done():
             return grpc.StatusCode.ABORTED, f"rank {stream.rank} has opened a newer stream"
         if isinstance(heard, (ValueError, DecodeError)):
             return grpc.StatusCode.INVALID_ARGUMENT, f"the request cannot be used: {heard}"
+        if isinstance(said, OSError):
+            return grpc.StatusCode.UNAVAILABLE, f"the lane of rank {stream.rank} broke: {said}"
         for error in (heard, said):
             if isinstance(error, Exception):  # the rank comes again, and gets again what had not arrived
                 _log.error("feed: the stream of rank %d broke", stream.rank, exc_info=error)

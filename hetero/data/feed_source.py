@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 from hetero.data.arrivals import Arrivals
@@ -103,8 +104,12 @@ class AnyOrder:
 class SplitOrder:
     """Hands batches out split by split and by sequence, whoever sent them and when: the same in every run.
 
-    Batch q of split s is this rank's if (s + q) % size == rank. A split is over when its number of batches is known and
-    all of this rank's among them have arrived; the next one is asked for then, whether or not they were handed out.
+    Batch q of split s is this rank's if (s + q) % size == rank. A split is over when its end is known and all of this
+    rank's batches below that have arrived; the next one is asked for then, whether or not they were handed out.
+
+    Where data hosts are lost and the job's code fails in a split as well, one attempt may get further than another. A
+    split that goes bad has its end where it failed, and what an earlier attempt had sent of later batches comes next,
+    gaps and all. What comes of a split that was over is handed out at once: then order is lost, and no row.
 
     Args:
         epoch: which one.
@@ -121,31 +126,30 @@ class SplitOrder:
         self.batches = self.bytes = 0
         self._epoch, self._rank, self._size, self._arrivals = epoch, rank, size, arrivals
         self._here: dict[tuple[int, int], Queued] = {}
+        self._late: deque[Queued] = deque()
         self._next = self._asked = self._first(0)  # to be handed out, and to arrive: (split, sequence)
 
     def put(self, queued: Queued) -> None:
         """Take one that has arrived."""
         self.batches += 1
         self.bytes += queued.size
-        self._here[queued.batch.split, queued.batch.sequence] = queued
+        place = queued.batch.split, queued.batch.sequence
+        if place < self._next:
+            self._late.append(queued)
+        else:
+            self._here[place] = queued
 
     def pop(self, *, ended: bool) -> Queued | None:
         """Give the next one in order."""
-        while (queued := self._here.get(self._next)) is None and self._is_over(self._next):
-            self._next = self._first(self._next[0] + 1)
+        queued = self._late.popleft() if self._late else self._pop_next(ended=ended)
         if queued is None:
-            if not ended or not self._here:
-                return None
-            self._next = min(self._here)  # the end of a split was never told; nothing is missing all the same
-        split, sequence = self._next
-        queued = self._here.pop(self._next)
-        self._next = split, sequence + self._size
+            return None
         self.batches -= 1
         self.bytes -= queued.size
         return queued
 
     def asked(self) -> int:
-        """Return the lowest split that is not over."""
+        """Return the lowest split that was never over."""
         while True:
             split, sequence = self._asked
             if self._arrivals.has(self._epoch, split, sequence):
@@ -157,12 +161,26 @@ class SplitOrder:
 
     def held(self) -> Iterator[Queued]:
         """Give those that are here."""
-        return iter(self._here.values())
+        return chain(self._late, self._here.values())
 
     def clear(self) -> None:
         """Forget all of them."""
         self._here.clear()
+        self._late.clear()
         self.batches = self.bytes = 0
+
+    def _pop_next(self, *, ended: bool) -> Queued | None:
+        while self._next not in self._here and self._is_over(self._next):
+            split = self._next[0]
+            beyond = (place for place in self._here if self._next < place < (split + 1, 0))
+            self._next = min(beyond, default=self._first(split + 1))
+        if self._next not in self._here:
+            if not ended or not self._here:
+                return None
+            self._next = min(self._here)  # the end of a split was never told; nothing is missing all the same
+        split, sequence = place = self._next
+        self._next = split, sequence + self._size
+        return self._here.pop(place)
 
     def _first(self, split: int) -> tuple[int, int]:
         return split, (self._rank - split) % self._size

@@ -54,6 +54,10 @@ class ReadyBatch:
         self._holds += 1
         return self._port.payload(self._slot)
 
+    def file(self) -> tuple[int, int]:
+        """Return the descriptor of the file that its bytes are in, and where; while it is held."""
+        return self._port.file(self._slot)
+
     def release(self) -> None:
         """Let go; with the last one the worker gets its memory back."""
         self._holds -= 1
@@ -75,7 +79,9 @@ class HeldSplit:
         arrived: bitmap of batches that ranks had before.
         produced: number of the next batch; those below it are finished or were left out.
         unreceived: finished and not yet at a rank, by sequence.
-        total: batches of the whole split; None as long as a worker has to work on it.
+        total: all batches below it are finished or at ranks, and no others come; None as long as a worker has to work
+            on it.
+        batches: of the whole split, once `total` is known: an earlier attempt may have got further, and with gaps.
         cause: why it has no more than these; None: it is complete.
         told: ranks that know its end.
         deaths: of workers in a row that did not get it a batch further.
@@ -89,6 +95,7 @@ class HeldSplit:
         self.deaths = self.deaths_before = 0
         self.unreceived: dict[int, ReadyBatch] = {}
         self.total: int | None = None
+        self.batches = 0
         self.cause: dict[str, Any] | None = None
         self.told: set[int] = set()
         self.waits_since_s = 0.0  # for a worker
@@ -122,9 +129,9 @@ class HeldSplit:
         self._settle(self)
 
     def end(self, batches: int, cause: dict[str, Any] | None) -> None:
-        """No worker has to go on with it. An earlier attempt may have got further than this one."""
-        arrived = int.from_bytes(self.arrived, "little").bit_length()
-        self.total, self.cause = max(batches, self.produced, arrived), cause
+        """No worker has to go on with it."""
+        self.total, self.cause = max(batches, self.produced), cause
+        self.batches = self.total + (int.from_bytes(self.arrived, "little") >> self.total).bit_count()
 
     def worker_died(self, deaths: int) -> None:
         """Count the death, and what its worker had prepared a second time, as far as that is known.

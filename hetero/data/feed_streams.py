@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
 
 from hetero._proto import feed_pb2 as pb
 from hetero._proto import splits_pb2
 from hetero.data.feed_queue import ReadyQueue
 from hetero.data.feed_splits import HeldSplit, ReadyBatch
-from hetero.data.feed_wire import CHUNK_BYTES, messages, reply
+from hetero.data.feed_wire import reply
+from hetero.data.feed_wires import Wire
 
 ENDED_TOLD = 16
 """A rank that connects is told the end of so many epochs, the newest; of others when it asks for their batches."""
-
-Write = Callable[[bytes], Awaitable[None]]
 
 
 class Misfit(Exception):
@@ -62,13 +60,14 @@ class RankStream:
         replaced: done once a newer stream of the rank has taken its place.
     """
 
-    def __init__(self, rank: int, name: str) -> None:
+    def __init__(self, rank: int, name: str, lane: pb.Lane | None = None) -> None:
         self.rank, self.name = rank, name
+        self.keeps: set[ReadyBatch] = set()  # those of `unreceived` that its wire may still read
         self.replaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.window = _Window(-1)
         self.unreceived: deque[ReadyBatch | HeldSplit] = deque()  # as sent; a split stands for the word of its end
         self.handed = self.received = 0  # of these, in total: handed to gRPC whole; arrived
-        self.notices = deque([reply(welcome=pb.Welcome(feed_id=name))])
+        self.notices = deque([reply(welcome=pb.Welcome(feed_id=name, lane=lane))])
         self.ends: deque[HeldSplit] = deque()
         self.batch: ReadyBatch | None = None  # next to be sent
         self.is_writing = False
@@ -112,8 +111,12 @@ class Streams:
 
     # --- what a call does ---------------------------------------------------------------------------------------------
 
-    def open(self, hello: pb.ReadHello) -> RankStream:
+    def open(self, hello: pb.ReadHello, lane: pb.Lane | None = None) -> RankStream:
         """Take in a rank, in place of its older stream if there is one.
+
+        Args:
+            hello: what it says.
+            lane: that it is offered, if any.
 
         Raises:
             Misfit: it belongs to another run, or its rank does not fit.
@@ -127,13 +130,16 @@ class Streams:
         if self._queue.size == 0:
             self._queue.set_size(hello.size)
         self._opened += 1
-        stream = RankStream(hello.rank, f"{self._feed_id}/{self._opened}")
+        stream = RankStream(hello.rank, f"{self._feed_id}/{self._opened}", lane)
         if previous is not None:
             self.close(previous)
             self._parted.pop(hello.rank, None)
             self._receive(previous, arrived)
             lost = [item for item in previous.unreceived if isinstance(item, ReadyBatch) and not item.dropped]
             self._queue.put_back(lost, hello.rank)
+            for batch in previous.keeps:  # the rank reads nothing of that stream any more
+                batch.release()
+            previous.keeps.clear()
             if not previous.replaced.done():
                 previous.replaced.set_result(None)
         self._streams[hello.rank] = stream
@@ -165,24 +171,24 @@ class Streams:
         self._take_back(stream)
         self._deal()
 
-    async def write(self, stream: RankStream, write: Write) -> None:
+    async def write(self, stream: RankStream, wire: Wire) -> None:
         """Send what is there for a stream, until cancelled.
 
         Args:
             stream: which.
-            write: sends one serialised reply; returns once there is room for another.
+            wire: sends it; what that raises is raised.
         """
         while True:
             if stream.notices:
-                await write(stream.notices.popleft())
+                await wire.reply(stream.notices.popleft())
             elif stream.ends:
                 end = stream.ends.popleft()
                 stream.unreceived.append(end)
                 stream.handed += 1
                 said = pb.SplitEnd(epoch=end.epoch, split=end.split, attempt=end.attempt, batches=end.total)
-                await write(reply(split_end=said))
+                await wire.reply(reply(split_end=said))
             elif stream.batch is not None:
-                await self._write_batch(stream, stream.batch, write)
+                await self._write_batch(stream, stream.batch, wire)
                 self._deal()
             else:
                 stream.wake.clear()
@@ -270,6 +276,9 @@ class Streams:
                 stream.window.received_bytes += item.size
             rows, batches = rows + item.rows, batches + 1
             item.received()
+            if item in stream.keeps:
+                stream.keeps.remove(item)
+                item.release()
         self._totals[stream.rank] = rows, batches
 
     def _grant(self, stream: RankStream, grant: pb.Grant) -> None:
@@ -306,7 +315,7 @@ class Streams:
                     stream.wake.set()
 
     @staticmethod
-    async def _write_batch(stream: RankStream, batch: ReadyBatch, write: Write) -> None:
+    async def _write_batch(stream: RankStream, batch: ReadyBatch, wire: Wire) -> None:
         stream.batch = None
         if batch.dropped:
             return
@@ -315,16 +324,15 @@ class Streams:
         stream.unreceived.append(batch)
         stream.is_writing = True
         payload = batch.hold()
+        if wire.keeps_payload:  # given up meanwhile, its memory must not be written to before the rank has left it
+            stream.keeps.add(batch)
+
+        def on_last() -> None:
+            stream.handed += 1
+
         try:
-            left = max(1, -(-batch.size // CHUNK_BYTES))
-            for message in messages(batch.id, batch.rows, batch.layout, payload):
-                left -= 1
-                if left == 0:  # before it is written: the rank may acknowledge it sooner than this goes on
-                    stream.handed += 1
-                await write(message)
-                del (
-                    message
-                )  # two of them at a time would cost twice the CPU: the C library gives each back to the system
+            await wire.batch(batch, payload, on_last)
         finally:
             stream.is_writing = False
-            batch.release()
+            if not wire.keeps_payload:
+                batch.release()

@@ -302,13 +302,13 @@ class Tasks:
         self._outlet.forget(split)
         if split.cause is not None:
             # It stays held until the coordinator revokes it or ends its epoch: the word of it must not get lost.
-            bad = pb.SplitBad(id=split.id, batches=split.total, replayed=split.replayed)
+            bad = pb.SplitBad(id=split.id, batches=split.batches, replayed=split.replayed)
             bad.cause_json = json.dumps(split.cause)
             self._send(pb.ServeRequest(bad=[bad]))
             return
         del self._held[split.key]
-        self._done.setdefault(split.epoch, {})[split.split] = split.attempt, split.total, split.replayed
-        self._send(pb.ServeRequest(done=[_split_done(split.id, split.total, split.replayed)]))
+        self._done.setdefault(split.epoch, {})[split.split] = split.attempt, split.batches, split.replayed
+        self._send(pb.ServeRequest(done=[_split_done(split.id, split.batches, split.replayed)]))
 
     def _drop(self, split: HeldSplit) -> None:
         """Give a split up, finished batches included."""

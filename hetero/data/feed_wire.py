@@ -80,21 +80,30 @@ def messages(batch: BatchId, rows: int, layout: bytes, payload: memoryview) -> I
 
     The payload's pieces lie at a multiple of 16 bytes in the messages, so that arrays can be views of a message.
     """
-    size = payload.nbytes
-    numbers = ((_EPOCH, batch.epoch), (_SPLIT, batch.split), (_SEQUENCE, batch.sequence), (_ATTEMPT, batch.attempt))
-    header = bytearray()
-    for tag, number in (*numbers, (_ROWS, rows), (_BYTES, size)):
-        header.append(tag)
-        header += _varint(number)
-    header += _LAYOUT + _varint(len(layout)) + layout
-    head = _BATCH + _varint(len(header)) + header
+    size, head = payload.nbytes, header_message(batch, rows, layout, payload.nbytes)
     for start in range(0, size, CHUNK_BYTES):
         piece = payload[start : start + CHUNK_BYTES]
         tail = _DATA + _varint(piece.nbytes)
         yield b"".join((_padded(head, len(tail)), tail, piece))
         head = b""
     if head:
-        yield bytes(head)
+        yield head
+
+
+def header_message(batch: BatchId, rows: int, layout: bytes, size: int) -> bytes:
+    """Return the serialised ReadReply that begins a batch of `size` bytes, without any of them."""
+    numbers = ((_EPOCH, batch.epoch), (_SPLIT, batch.split), (_SEQUENCE, batch.sequence), (_ATTEMPT, batch.attempt))
+    header = bytearray()
+    for tag, number in (*numbers, (_ROWS, rows), (_BYTES, size)):
+        header.append(tag)
+        header += _varint(number)
+    header += _LAYOUT + _varint(len(layout)) + layout
+    return bytes(_BATCH + _varint(len(header)) + header)
+
+
+def batch_header(message: bytes) -> Header | None:
+    """Return the header in a serialised ReadReply, None if it has none. Raises ValueError if it makes no sense."""
+    return _split(message)[0] if message[:1] == _BATCH else None
 
 
 def reply(**fields: Any) -> bytes:
@@ -106,7 +115,7 @@ class ReplyReader:
     """Puts batches together from the replies of one stream."""
 
     def __init__(self) -> None:
-        self._header: _Header | None = None
+        self._header: Header | None = None
         self._buffer: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         self._filled = 0
 
@@ -156,13 +165,16 @@ class ReplyReader:
         return header.arrived(buffer)
 
 
-class _Header(NamedTuple):
+class Header(NamedTuple):
+    """What begins a batch; `size` bytes follow, laid out as `layout` says."""
+
     batch: BatchId
     rows: int
     size: int
     layout: bytes
 
     def arrived(self, buffer: Any) -> Arrived:
+        """Return the batch, whose arrays are views of its bytes. Raises ValueError if they cannot be."""
         tree, specs = _read_layout(self.layout)
         if specs and specs[-1].start + specs[-1].size > self.size:
             raise ValueError("arrays beyond the end of their batch")
@@ -218,7 +230,7 @@ def _padded(head: bytes | bytearray, tail: int) -> bytes | bytearray:
     return head + _PADDING + bytes((gap - 2,)) + bytes(gap - 2)
 
 
-def _split(message: bytes) -> tuple[_Header | None, memoryview]:
+def _split(message: bytes) -> tuple[Header | None, memoryview]:
     """Return the batch header of a reply, if it has one, and its piece of payload."""
     header, at, end = None, 0, len(message)
     try:
@@ -237,7 +249,7 @@ def _split(message: bytes) -> tuple[_Header | None, memoryview]:
     return header, memoryview(b"")
 
 
-def _read_header(message: bytes, at: int, end: int) -> _Header:
+def _read_header(message: bytes, at: int, end: int) -> Header:
     numbers = {_EPOCH: 0, _SPLIT: 0, _SEQUENCE: 0, _ATTEMPT: 0, _ROWS: 0, _BYTES: 0}
     layout = b""
     while at < end:
@@ -250,4 +262,4 @@ def _read_header(message: bytes, at: int, end: int) -> _Header:
         else:
             raise ValueError(f"an unknown field in a batch header: {tag}")
     epoch, split, sequence, attempt, rows, size = numbers.values()
-    return _Header(BatchId(epoch, split, sequence, attempt), rows, size, layout)
+    return Header(BatchId(epoch, split, sequence, attempt), rows, size, layout)

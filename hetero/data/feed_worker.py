@@ -29,6 +29,7 @@ from hetero.errors import InputError, Stopped
 MakeInputs = Callable[[Any, int], Any]
 ListSplits = Callable[[], list[Any]]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
+_SHOWN_CHARS = 200  # of a split, in what is said of a failure
 
 
 def serve(  # noqa: PLR0917 - the first six are what a worker is
@@ -156,7 +157,8 @@ class _Session:
         except BaseException as error:  # whatever the job's code raises is the split's fault, not the worker's
             if os.getpid() != self._owner:
                 raise
-            self._link.send("failed", self._cause(error), batches=progress.batches, replayed=progress.replayed)
+            where = f"in split {task.split} of epoch {task.epoch}, {task.value_json:.{_SHOWN_CHARS}}"
+            self._link.send("failed", self._cause(error, where), batches=progress.batches, replayed=progress.replayed)
         else:
             self._link.send("end", batches=progress.batches, replayed=progress.replayed)
 
@@ -216,12 +218,12 @@ class _Session:
         except BaseException as error:  # as in a task
             if os.getpid() != self._owner:
                 raise
-            self._link.send("list_failed", self._cause(error))
+            self._link.send("list_failed", self._cause(error, "in the job's splits function"))
         else:
             self._link.send("splits", values)
 
-    def _cause(self, error: BaseException) -> bytes:
-        return json.dumps(cause_of(error, host=self._host, process=self._name)).encode()
+    def _cause(self, error: BaseException, where: str) -> bytes:
+        return json.dumps(cause_of(error, host=self._host, process=self._name, where=where)).encode()
 
 
 def _listed(splits: list[Any]) -> bytes:

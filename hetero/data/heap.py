@@ -13,8 +13,8 @@ _KEPT_BYTES = 64 << 20
 def keep_freed_memory() -> None:
     """Have the C library of this process reuse freed memory instead of giving it back to the system at once.
 
-    Each message of a stream would otherwise be laid into new pages, which the system has to clear first: that costs more
-    CPU than to send it. At most `_KEPT_BYTES` more are kept, in each of the library's arenas.
+    Each message of a stream would otherwise be laid into new pages, which the system has to clear first: that costs
+    more CPU than to send it. At most `_KEPT_BYTES` more are kept, in each of the library's arenas.
     """
     with contextlib.suppress(AttributeError, OSError):  # a C library that is not glibc
         libc = ctypes.CDLL(None)

@@ -23,6 +23,7 @@ class Task:
     key: SplitId
     skip: bytes
     next: int = 0
+    prepared: list[int] = field(default_factory=list)
     unacknowledged: set[int] = field(default_factory=set)
     replayed: int = 0
 
@@ -93,7 +94,7 @@ class FakeRank:
 
 
 class FakeFeed:
-    """One start of a host's feed with its workers; room for one batch of each task that no rank has acknowledged."""
+    """One start of a host's feed with its workers; little room for batches that no rank has acknowledged."""
 
     def __init__(self, world: World, host: str) -> None:
         self.world, self.host = world, host
@@ -108,11 +109,16 @@ class FakeFeed:
         self.has_to_list = self.knows_list = False
         self.wanted = self.credit = 0
 
+    @property
+    def idle(self) -> int:
+        """A worker has ended once its last batch is prepared; the feed holds its split until ranks have it all."""
+        return self.world.workers - sum(task.next < self.world.batches(task.key.split) for task in self.held.values())
+
     def connect(self) -> None:
         self.disconnect()
         self.connected, book = True, self.world.book
         held, done, ended = [task.key for task in self.held.values()], list(self.done.values()), set(self.ended)
-        self.wanted = self.credit = self.world.workers - len(self.held)
+        self.wanted = self.credit = self.idle
         wanted = self.wanted
 
         def hello() -> None:
@@ -136,7 +142,7 @@ class FakeFeed:
 
     def ask(self) -> None:
         self.list_splits()
-        missing = self.world.workers - len(self.held) - self.credit
+        missing = self.idle - self.credit
         if missing > 0 and self.connected:
             self.wanted, self.credit = self.wanted + missing, self.credit + missing
             total = self.wanted
@@ -157,38 +163,44 @@ class FakeFeed:
             key = assignment.id
             self.credit = max(0, self.credit - 1)
             assert (key.epoch, key.split) not in self.held
-            self.held[key.epoch, key.split] = Task(key, assignment.arrived)
+            task = self.held[key.epoch, key.split] = Task(key, assignment.arrived)
+            self.settle(task)  # it may have no batches at all
         self.has_to_list = self.has_to_list or mail.list_splits
         self.list_splits()
         self.ask()
 
     def list_splits(self) -> None:
         """Answer with the list if it was made here before, or else if a worker is idle."""
-        if self.has_to_list and (self.knows_list or len(self.held) < self.world.workers):
+        if self.has_to_list and (self.knows_list or self.idle > 0):
             self.has_to_list, self.knows_list = False, True
             self.say(lambda book: book.feed_list(self.world.values))
 
     def work(self, task: Task) -> None:
-        """Prepare the task's next batch and send it to a rank that reads."""
-        key, total = task.key, self.world.batches(task.key.split)
+        """Prepare the task's next batch."""
+        total = self.world.batches(task.key.split)
         while task.next < total and bitmap.has(task.skip, task.next):
             task.next += 1
             task.replayed += 1
         if task.next < total:
-            rank = self.world.random.choice(self.world.readers(key))
-            task.unacknowledged.add(task.next)
-            self.data.append((rank, key, task.next))
+            task.prepared.append(task.next)
             task.next += 1
         self.settle(task)
+        self.ask()
 
     def can_work(self, task: Task) -> bool:
         total = self.world.batches(task.key.split)
         left = [s for s in range(task.next, total) if not bitmap.has(task.skip, s)]
-        return not task.unacknowledged and (not left or bool(self.world.readers(task.key)))
+        return task.next < total and (not left or len(task.prepared) + len(task.unacknowledged) < self.world.room)
+
+    def send(self, task: Task) -> None:
+        """Send the oldest batch to a rank that reads."""
+        rank, sequence = self.world.random.choice(self.world.readers(task.key)), task.prepared.pop(0)
+        task.unacknowledged.add(sequence)
+        self.data.append((rank, task.key, sequence))
 
     def settle(self, task: Task) -> None:
         key = task.key
-        if task.next >= self.world.batches(key.split) and not task.unacknowledged:
+        if task.next >= self.world.batches(key.split) and not task.prepared and not task.unacknowledged:
             del self.held[key.epoch, key.split]
             report = Report(key, "done", task.next, task.replayed)
             self.done[key.epoch, key.split] = report
@@ -225,6 +237,7 @@ class World:
         self.hosts = [f"d{i}" for i in range(hosts)]
         self.values = [f'"{i}"' for i in range(splits)]
         self.lengths = [self.random.randrange(4) for _ in range(splits)]
+        self.room = self.random.randint(1, 3)
         self.accepted: list[tuple[int, int, int]] = []
         self.memories: list[Memory] = []
         self.gone: set[str] = set()
@@ -281,6 +294,8 @@ class World:
             for task in feed.held.values():
                 if feed.can_work(task):
                     yield lambda feed=feed, task=task: feed.work(task)
+                if task.prepared and self.readers(task.key):
+                    yield lambda feed=feed, task=task: feed.send(task)
         if self.gone - self.gone_for_good:
             yield self.come_back
         yield self.tick

@@ -117,6 +117,15 @@ def test_a_lost_host_is_not_waited_for(bench):
     assert bench.given("d2") == [(0, 0)]
 
 
+def test_a_host_that_is_lost_before_it_is_known_whose_its_splits_are_is_told_to_drop_them(bench):
+    held = SplitId(0, 0, 50)
+    bench.begin_again(first_attempt=1000)
+    bench.feed("d1", 0, [held])
+    bench.book.feed_mail("d1")
+    bench.book.set_hosts({"d1", "d2"}, {"d1"})
+    assert bench.book.feed_mail("d1").revoked == [held]
+
+
 def test_at_the_first_start_no_feed_is_waited_for():
     bench = Bench()
     bench.feed("d2", 1)

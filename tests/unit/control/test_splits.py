@@ -9,6 +9,7 @@ from split_bench import Bench
 
 from hetero.control.split_epoch import Report
 from hetero.control.split_fences import FENCE_SPLITS
+from hetero.control.split_rules import RELIEF_WAIT_S
 from hetero.control.splits import Mismatch
 
 
@@ -318,6 +319,29 @@ def test_in_order_a_worker_is_freed_for_a_lower_split_of_the_same_epoch():
     bench.book.set_hosts({"d1", "d2"}, {"d1"})
     bench.answer()
     assert bench.book.feed_mail("d2").revoked == [bench.keys[-1]]
+
+
+def test_another_split_is_taken_if_taking_one_has_freed_no_worker():
+    """Its worker had ended already and had another split in hand, which cannot go on before the one that waits."""
+    bench = Bench(deterministic=True)
+    bench.open(0)
+    bench.feed("d1", 1)
+    bench.feed("d2", 3)
+    bench.given("d2")
+    held = bench.keys
+    bench.book.set_hosts({"d1", "d2"}, {"d1"})
+    bench.answer()
+    assert bench.book.feed_mail("d2").revoked == [held[2]]
+    bench.answer()
+    bench.clock.now_s += RELIEF_WAIT_S - 0.1
+    bench.book.tick()
+    assert bench.book.feed_mail("d2").revoked == []
+    bench.clock.now_s += 0.2
+    bench.book.tick()
+    assert bench.book.feed_mail("d2").revoked == [held[1]]
+    bench.answer()
+    bench.book.feed_wanted("d2", 4)
+    assert bench.given("d2") == [(0, 0)]
 
 
 def test_nobody_is_freed_where_a_feed_waits_for_work(bench):

@@ -10,6 +10,7 @@ from fake_feed import DEADLINE_S, FakeFeed, Rank, item, split_end, threads_of_fe
 
 from hetero import bitmap
 from hetero.data import feed_client
+from hetero.data.feed_wire import CHUNK_BYTES
 from hetero.errors import HeteroError
 
 
@@ -162,7 +163,7 @@ def test_a_batch_that_was_not_asked_for_is_not_acknowledged_but_sent_again_when_
 @pytest.mark.parametrize("message", [0, 1, 4, 9])
 def test_a_stream_that_is_cut_in_mid_batch_goes_on_with_what_had_not_arrived(start_feed, message):
     feed = start_feed()
-    feed.put(*batches(0, 0, 8, row_bytes=1 << 20))  # five messages each
+    feed.put(*batches(0, 0, 8, row_bytes=CHUNK_BYTES))  # five messages each
     feed.cut_in(message)
     with Rank({"data-1": feed.address}, prefetch_bytes=100 << 20) as client:
         result = in_thread(lambda: read(client.open(0)))

@@ -40,14 +40,14 @@ def test_any_rank_gets_the_oldest_batch():
     assert not queue.epochs()
 
 
-def test_a_rank_may_ask_for_one_split():
+def test_a_rank_may_ask_for_splits_up_to_one():
     queue = ReadyQueue(deterministic=False)
     queue.set_size(1)
     for batch in ready(splits=2, sequences=2):
         queue.put(batch)
-    assert drain(queue, rank=0, split=1) == [(1, 0), (1, 1)]
-    assert drain(queue, rank=0, split=7) == []
-    assert drain(queue, rank=0) == [(0, 0), (0, 1)]
+    assert drain(queue, rank=0, split=0) == [(0, 0), (0, 1)]
+    assert drain(queue, rank=0, split=0) == []
+    assert drain(queue, rank=0, split=7) == [(1, 0), (1, 1)]
 
 
 def test_what_is_put_back_comes_before_what_is_younger():

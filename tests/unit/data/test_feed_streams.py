@@ -16,6 +16,7 @@ from hetero.data.arrivals import Arrivals
 from hetero.data.feed_streams import Streams
 from hetero.data.feed_tasks import Tasks
 from hetero.data.feed_wire import Arrived, ReplyReader
+from hetero.data.feed_wires import CallWire
 
 SPLITS = {0: 5, 1: 0, 2: 9, 3: 1, 4: 4}  # batches of each
 RANKS = 3
@@ -52,7 +53,7 @@ class Rank:
         self.stream = self.feed.streams.open(hello)
         self.pipe, self.reader, self.count, self.is_welcome = [], ReplyReader(), 0, False
         self.consumed_bytes = self.consumed_batches = 0
-        self.writer = asyncio.ensure_future(self.feed.streams.write(self.stream, self._write_to(self.pipe)))
+        self.writer = asyncio.ensure_future(self.feed.streams.write(self.stream, CallWire(self._write_to(self.pipe))))
 
     def _write_to(self, pipe: list[bytes]):
         async def write(message: bytes) -> None:

@@ -126,7 +126,7 @@ def test_a_batch_in_one_message_is_not_copied_and_lies_aligned():
 
 
 def test_a_large_batch_is_cut_and_arrives_writable():
-    pictures = np.arange(3 * (1 << 18), dtype=np.float32).reshape(3, -1)
+    pictures = np.arange(3 * wire.CHUNK_BYTES // 4, dtype=np.float32).reshape(3, -1)
 
     messages = sent(pictures)
 
