@@ -159,24 +159,25 @@ class Rank:
             run_dir=run.path,
             host=config.host,
         )
-        try:
-            assert job.train_function is not None  # noqa: S101  load_job checked it
-            with _exit_0_is_return(), feed.own_errors():
-                job.train_function(context)
-        finally:
-            meter.close()
-            stream.close()
+        with contextlib.ExitStack() as at_last:
             if isinstance(opener, FeedOpener):
-                opener.close()
-        result = {
-            "rank": rank,
-            "host": config.host,
-            **meter.result().to_dict(),
-            "dropped_rows": stream.dropped_rows,
-            "digest": stream.digest,
-            "results": feed.logged,
-        }
-        self._collect(result, rank, size, exchange, run)
+                at_last.callback(opener.close)  # others may still train, and need its word on what has arrived here
+            try:
+                assert job.train_function is not None  # noqa: S101  load_job checked it
+                with _exit_0_is_return(), feed.own_errors():
+                    job.train_function(context)
+            finally:
+                meter.close()
+                stream.close()
+            result = {
+                "rank": rank,
+                "host": config.host,
+                **meter.result().to_dict(),
+                "dropped_rows": stream.dropped_rows,
+                "digest": stream.digest,
+                "results": feed.logged,
+            }
+            self._collect(result, rank, size, exchange, run)
         run.finished(config.host, f"rank-{self._local_rank}").touch()
         if uses_horovod:
             horovod.shutdown()

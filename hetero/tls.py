@@ -145,15 +145,16 @@ def aio_channel(address: str, options: Options = (), tls: Tls = PLAIN) -> Any:
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def explain(problem: str, tls: Tls = PLAIN) -> str:
+def explain(problem: str, tls: Tls = PLAIN, *, worked: bool = False) -> str:
     """Say in words what gRPC's text means where a connection failed because of TLS; else return the text as it is.
 
     Args:
         problem: What gRPC says about a call that failed.
         tls: What the channel used.
+        worked: Whether the same server has answered before: then a connection without TLS that breaks is only that.
     """
     text = problem.lower()
-    for mark, meaning in _MEANINGS if tls.enabled else _PLAIN_MEANINGS:
+    for mark, meaning in _MEANINGS if tls.enabled else () if worked else _PLAIN_MEANINGS:
         if mark in text:
             return f"{meaning.format(ca=tls.ca)} [{problem}]"
     return problem

@@ -69,6 +69,7 @@ class Channel:
         self._metadata = metadata_of(token)
         self._tls = tls
         self._trouble: str | None = None
+        self._worked = False
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._stream: Any = None
@@ -87,7 +88,7 @@ class Channel:
     def call_once(self, method: str, request: Any, timeout_s: float) -> Any:
         """Call once; whatever goes wrong is raised as gRPC raises it."""
         reply = getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_s)
-        self._trouble = None
+        self._trouble, self._worked = None, True
         return reply
 
     def call(
@@ -146,7 +147,7 @@ class Channel:
                 with self._lock:
                     stream = self._stream = self._stub.Watch(request, metadata=self._metadata)
                 for message in stream:
-                    pauses, self._trouble = retry_pauses_s(), None
+                    pauses, self._trouble, self._worked = retry_pauses_s(), None, True
                     yield message
             except (grpc.RpcError, ValueError) as error:
                 self._raise_if_final(error)
@@ -184,7 +185,8 @@ class Channel:
         """Remember what went wrong, in words. A failed handshake outlives the deadline of a later try; logged once."""
         text, before = details(error), self._trouble or ""
         known = transport.is_handshake(before)
-        trouble = before if known and "deadline" in text.lower() else transport.explain(text, self._tls)
+        said = transport.explain(text, self._tls, worked=self._worked)
+        trouble = before if known and "deadline" in text.lower() else said
         if transport.is_handshake(text) and not known:
             logger.warning("cannot connect to the coordinator at %s, trying on: %s", self.address, trouble)
         self._trouble = trouble
@@ -209,7 +211,7 @@ def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
 
 def details(error: BaseException) -> str:
     """Return what gRPC, or else the exception itself, says went wrong; without a full stop."""
-    text = error.details() or error.code().name if isinstance(error, grpc.Call) else str(error)
+    text = error.details() or error.code().name if isinstance(error, (grpc.Call, grpc.aio.AioRpcError)) else str(error)
     return str(text).rstrip(".")
 
 

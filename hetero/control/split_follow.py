@@ -116,18 +116,18 @@ class SplitFollower:
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        pauses, heard, complained = retry_pauses_s(), False, False
+        pauses, heard, complained, worked = retry_pauses_s(), False, False, False
         while not self._closed:
             try:
                 with transport.channel(self._address, CHANNEL_OPTIONS, self._tls) as channel:
                     for reply in self._connect(channel):
                         if not heard and complained:
                             logger.info("rank %d follows the coordinator again", self._rank)
-                        pauses, heard, complained = retry_pauses_s(), True, False
+                        pauses, heard, complained, worked = retry_pauses_s(), True, False, True
                         self._take(reply)
             except (grpc.RpcError, SettingsError) as error:  # SettingsError: a TLS file is being replaced
                 if not self._closed and not complained:
-                    what = transport.explain(details(error), self._tls)
+                    what = transport.explain(details(error), self._tls, worked=worked)
                     logger.warning("rank %d has lost the coordinator, trying on: %s", self._rank, what)
                     complained = True
             except Exception:  # a mistake of the listener's: the book says it again on the next stream

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 1.0
 MAX_LIST_BYTES = 15 * 1024 * 1024
+_WHY_IS_LOST = "Internal error from Core"  # gRPC's word for a write that fails as the call ends, not for why it did
 _PATH = "/hetero.v1.Splits/Serve"
 
 
@@ -69,6 +70,7 @@ class ServeLink:
         self._ended: set[int] = set()
         self._heard = False  # whether the coordinator has said something on this stream
         self._silent = False  # whether its loss was logged
+        self._worked = False  # whether it was ever heard
 
     def send(self, request: pb.ServeRequest) -> None:
         """Say something soon, together with what else there is to say; `wanted` is the total since `wanted()`."""
@@ -119,6 +121,8 @@ class ServeLink:
                 task.result()
         except grpc.RpcError as error:
             self._complain(error)
+        except asyncio.InvalidStateError as error:  # said after the end, of which only the call knows the reason
+            self._complain(ConnectionError(await call.details()) if call.done() else error)
         finally:
             for task in tasks:
                 task.cancel()
@@ -129,7 +133,7 @@ class ServeLink:
         while (reply := await call.read()) is not grpc.aio.EOF:
             if self._silent:
                 logger.info("the feed of %s has found the coordinator again", self._host)
-            self._heard, self._silent = True, False
+            self._heard, self._silent, self._worked = True, False, True
             self._take(reply)
 
     async def _write(self, call: Any, first: pb.ServeRequest) -> None:
@@ -157,8 +161,10 @@ class ServeLink:
         self._listener.on_reply(reply)
 
     def _complain(self, error: Exception) -> None:
+        what = transport.explain(details(error), self._tls, worked=self._worked)
+        if _WHY_IS_LOST in what:
+            return  # the next try may tell
         if not self._silent:
-            what = transport.explain(details(error), self._tls)
             logger.warning("the feed of %s has lost the coordinator, trying on: %s", self._host, what)
             self._silent = True
 

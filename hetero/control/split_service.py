@@ -17,6 +17,7 @@ from hetero.control.ledger import Ledger, UnknownHost
 from hetero.control.split_journal import SplitJournal
 from hetero.control.split_streams import FeedStream, Figures, PeerStream, RankStream
 from hetero.control.splits import Mismatch, SplitBook
+from hetero.control.state import JobState
 
 SERVICE = "hetero.v1.Splits"
 JOURNAL_NAME = "splits.json"
@@ -50,6 +51,7 @@ class SplitService:
         )
         self._figures = Figures()
         self._streams: dict[str | int, PeerStream] = {}
+        self._ended_ranks: list[int] = []
         self._failed = False
 
     def handlers(self) -> grpc.GenericRpcHandler:
@@ -62,13 +64,17 @@ class SplitService:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     def hosts_changed(self) -> None:
-        """Look at the ledger: which hosts are there, which are gone."""
-        hosts = self._ledger.state().data_hosts
+        """Look at the ledger: which hosts are there, which are gone, which ranks have ended."""
+        state = self._ledger.state()
+        hosts = state.data_hosts
         self.book.set_hosts({h.name for h in hosts if h.registered}, {h.name for h in hosts if h.lost or h.left})
+        self._ended_ranks = _ended_ranks(state)
+        self.book.ranks_ended(self._ended_ranks)
         self._deliver()
 
     def tick(self) -> None:
         """Let time pass; to be called about twice a second."""
+        self.book.ranks_ended(self._ended_ranks)  # whose number may be known only now
         self.book.tick()
         self._deliver()
 
@@ -120,7 +126,7 @@ class SplitService:
         self, stream: PeerStream, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> None:
         """Run a stream until it ends, or until a newer one of the same peer takes its place."""
-        # Beforehand: if the write that would send it is cancelled, grpc.aio sends it again with the status, which fails.
+        # Beforehand: if the write that would send it is cancelled, grpc.aio sends it again with the status, and fails.
         await context.send_initial_metadata(())
         peer = stream.peer
         stream.hello()
@@ -171,6 +177,18 @@ class SplitService:
         self._failed = True
         self._ledger.fail({"process": "worker", "time_s": time.time(), **cause})
         self._publish()
+
+
+def _ended_ranks(state: JobState) -> list[int]:
+    """Return the ranks whose processes have ended well, as their launchers say."""
+    ended, first = [], 0
+    for host in state.trainer_hosts:  # ranks are counted in this order
+        for process in host.processes:
+            kind, _, index = process.name.rpartition("-")
+            if kind == "rank" and index.isdecimal() and process.state == "succeeded":
+                ended.append(first + int(index))
+        first += host.ranks
+    return ended
 
 
 async def _write(stream: PeerStream, context: grpc.aio.ServicerContext) -> None:

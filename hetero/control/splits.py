@@ -189,6 +189,14 @@ class SplitBook(SplitRules):
         self._end_unread()
         self._advance()
 
+    def ranks_ended(self, ranks: Iterable[int]) -> None:
+        """Take the launchers' word that ranks have ended well: their own goodbye may have been lost."""
+        for rank in ranks:
+            known = self._ranks.get(rank)
+            if rank < (self._size or 0) and (known is None or not known.closed):
+                self._ranks[rank] = known or Rank()
+                self.rank_bye(rank)
+
     def rank_gone(self, rank: int) -> None:
         """End a rank's stream; it will come again."""
         self._ranks[rank].connected, self._ranks[rank].mail = False, RankMail()

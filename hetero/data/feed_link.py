@@ -276,7 +276,11 @@ class FeedLink:
             return self._read(stream, address, connection)
         except grpc.RpcError as error:
             code = error.code()
-            said = explain(f"{code.name}: {error.details()}", self._reader.tls)
+            said = explain(
+                f"{code.name}: {error.details()}",
+                self._reader.tls,
+                worked=bool(stream.feed_id or self.previous.feed_id),
+            )
             # An address that nobody answers at is ordinary while a feed is replaced.
             ordinary = code is grpc.StatusCode.UNAVAILABLE and not is_handshake(said)
             if code is grpc.StatusCode.CANCELLED or (ordinary and time.monotonic() - self._well_s < _PATIENCE_S):

@@ -190,7 +190,7 @@ class FeedServer:
 
     async def _open(self, context: grpc.aio.ServicerContext) -> tuple[RankStream | None, bytes | None]:
         """Return the rank's stream, and the ticket of the lane that it is offered."""
-        # Beforehand: if the write that would send it is cancelled, grpc.aio sends it again with the status, which fails.
+        # Beforehand: if the write that would send it is cancelled, grpc.aio sends it again with the status; that fails.
         await context.send_initial_metadata(())
         message = await asyncio.wait_for(context.read(), _HELLO_S)
         if message is grpc.aio.EOF:

@@ -19,7 +19,7 @@ DEADLINE_S = 30.0
 HOST, LOOPBACK, TOKEN = "data-1", "127.0.0.1", "secret"
 ATTACKERS = 3  # threads; those that have the token pose as ranks 1, 2 and 3, one each
 RANKS = 1 + ATTACKERS
-FEED, COORDINATOR = "feed", "coordinator"
+FEED, COORDINATOR, LANE = "feed", "coordinator", "lane"  # the feed's other port, where no call can be made
 READ, SERVE, FOLLOW = "/hetero.v1.Feed/Read", "/hetero.v1.Splits/Serve", "/hetero.v1.Splits/Follow"
 CONTROL = "/hetero.v1.Control/"
 READING = ("GetStatus", "/hetero.v1.Splits/GetInput")  # answer whatever the request says
@@ -31,6 +31,7 @@ METHODS = {
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = b"\0\0\0\x04\0\0\0\0\0"
 MOST_BYTES = {FEED: 1 << 20, COORDINATOR: 16 << 20}
+LONG = 20_000  # characters: more than fits into the header that tells of an error
 HUGE, VAST = 2**63 - 1, 2**31 - 1  # the greatest int64 and int32
 
 
@@ -40,7 +41,7 @@ class Attacker:
     Args:
         number: 0, 1, ...; the seed of what it sends. With the token it is rank `number` + 1.
         run_id: Of the job.
-        ports: Where the feed and the coordinator listen.
+        ports: Where the feed, its lane and the coordinator listen.
     """
 
     def __init__(self, number: int, run_id: str, ports: dict[str, int]) -> None:
@@ -51,6 +52,7 @@ class Attacker:
         self._channels = {
             where: grpc.insecure_channel(f"{LOOPBACK}:{port}", (*options, ("grpc.max_metadata_size", 1 << 20)))
             for where, port in ports.items()
+            if where != LANE
         }
 
     def attack(self, kinds: Sequence[tuple[str, str]]) -> None:
@@ -188,11 +190,11 @@ class Attacker:
 
     def wrong_run(self, where: str) -> str:
         return self.say_hello(
-            where, run_id=self.rng.choice(("", "run", self.run_id[:-1], self.run_id + "0", "x" * 500_000))
+            where, run_id=self.rng.choice(("", "run", self.run_id[:-1], self.run_id + "0", "x" * LONG))
         )
 
     def wrong_host(self, _: str) -> str:
-        host = self.rng.choice(("", "data-2", "data-1 ", "DATA-1", "x" * 500_000))
+        host = self.rng.choice(("", "data-2", "data-1 ", "DATA-1", "x" * LONG))
         if self.rng.random() < 0.5:
             hello = splits.ServeHello(host=host, feed_id="0")
             return self.ask(COORDINATOR, SERVE, splits.ServeRequest(hello=hello, wanted=HUGE).SerializeToString())
@@ -207,9 +209,9 @@ class Attacker:
             COORDINATOR,
             *self.rng.choice(
                 (
-                    (f"{CONTROL}Register", control.RegisterRequest(host=HOST, role="x" * 500_000).SerializeToString()),
+                    (f"{CONTROL}Register", control.RegisterRequest(host=HOST, role="x" * LONG).SerializeToString()),
                     (f"{CONTROL}Publish", control.PublishRequest(host=HOST).SerializeToString()),
-                    (f"{CONTROL}Publish", control.PublishRequest(host=HOST, name="a" * 500_000).SerializeToString()),
+                    (f"{CONTROL}Publish", control.PublishRequest(host=HOST, name="a" * LONG).SerializeToString()),
                     (f"{CONTROL}EndTraining", control.EndTrainingRequest(host=HOST, outcome=1).SerializeToString()),
                     (
                         f"{CONTROL}EndTraining",
@@ -297,21 +299,21 @@ class Attacker:
 # What a kind is, where it is sent, what may come back, and how much of the attack it is.
 REFUSED = {"INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "PERMISSION_DENIED"}
 BOTH = (FEED, COORDINATOR)
+PORTS = (*BOTH, LANE)
 KINDS: dict[str, tuple[Callable[[Attacker, str], str], Sequence[str], set[str], int]] = {
-    "random bytes": (Attacker.random_bytes, BOTH, {"hung up"}, 4),
-    "HTTP/1": (Attacker.http1, BOTH, {"hung up"}, 4),
-    "a cut preface": (Attacker.cut_preface, BOTH, {"hung up"}, 4),
-    "garbage frames": (Attacker.garbage_frames, BOTH, {"hung up"}, 4),
-    "cut frames": (Attacker.cut_frames, BOTH, {"hung up"}, 4),
-    "a port scan": (Attacker.port_scan, BOTH, {"left"}, 4),
+    "random bytes": (Attacker.random_bytes, PORTS, {"hung up"}, 4),
+    "HTTP/1": (Attacker.http1, PORTS, {"hung up"}, 4),
+    "a cut preface": (Attacker.cut_preface, PORTS, {"hung up"}, 4),
+    "garbage frames": (Attacker.garbage_frames, PORTS, {"hung up"}, 4),
+    "cut frames": (Attacker.cut_frames, PORTS, {"hung up"}, 4),
+    "a port scan": (Attacker.port_scan, PORTS, {"left"}, 4),
     "no token": (Attacker.no_token, BOTH, {"UNAUTHENTICATED"}, 4),
     "a wrong token": (Attacker.wrong_token, BOTH, {"UNAUTHENTICATED"}, 4),
-    "huge metadata": (Attacker.huge_metadata, BOTH, {"RESOURCE_EXHAUSTED"}, 2),
+    "huge metadata": (Attacker.huge_metadata, BOTH, {"RESOURCE_EXHAUSTED"}, 1),
     "an unknown method": (Attacker.unknown_method, BOTH, {"UNIMPLEMENTED"}, 4),
     "garbage": (Attacker.garbage, BOTH, {"INVALID_ARGUMENT"}, 4),
     "cut short": (Attacker.cut_short, BOTH, REFUSED, 4),
-    "too large for the feed": (Attacker.oversized, (FEED,), {"RESOURCE_EXHAUSTED"}, 4),
-    "too large for the coordinator": (Attacker.oversized, (COORDINATOR,), {"RESOURCE_EXHAUSTED"}, 1),
+    "too large": (Attacker.oversized, BOTH, {"RESOURCE_EXHAUSTED"}, 1),
     "a wrong rank": (Attacker.wrong_rank, BOTH, {"FAILED_PRECONDITION"}, 4),
     "a wrong size": (Attacker.wrong_size, BOTH, {"FAILED_PRECONDITION"}, 4),
     "a wrong run": (Attacker.wrong_run, BOTH, {"FAILED_PRECONDITION"}, 4),

@@ -118,6 +118,7 @@ def test_exactly_once_under_fire(tmp_path: Path, seed: int) -> None:
     choose = random.Random(seed)
     rows, pieces = 500, 40
     options = [f"--rows={rows}", f"--pieces={pieces}", "--rows-per-batch=20", "--batch-size=20", "--epochs=2"]
+    options += ["--prepare-s=0.015"]
     with numbers(tmp_path, 2, 1, *options, "--ranks-per-host=2") as job:
         job.start().wait_for_steps(choose.randint(5, 50))
         kills, host_lost_at = 0, choose.randint(150, 350)

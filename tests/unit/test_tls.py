@@ -97,7 +97,9 @@ def test_a_client_says_why_it_refuses_a_server(
 
 
 def test_a_client_without_tls_is_told_what_may_be_missing(serve, host: Tls) -> None:
-    assert "give --tls-ca here too" in say(f"127.0.0.1:{serve(host)}", PLAIN)
+    said = say(f"127.0.0.1:{serve(host)}", PLAIN)
+    assert "give --tls-ca here too" in said
+    assert tls.explain("Socket closed", PLAIN, worked=True) == "Socket closed", "it was not missing before"
 
 
 def test_a_client_says_that_a_certificate_has_expired(authority: CertificateAuthority, host: Tls) -> None:

@@ -118,8 +118,7 @@ class FakeFeed:
         self.disconnect()
         self.connected, book = True, self.world.book
         held, done, ended = [task.key for task in self.held.values()], list(self.done.values()), set(self.ended)
-        self.wanted = self.credit = self.idle
-        wanted = self.wanted
+        wanted = self.wanted = self.credit = self.idle
 
         def hello() -> None:
             self.introduced = True
@@ -187,10 +186,13 @@ class FakeFeed:
         self.settle(task)
         self.ask()
 
-    def can_work(self, task: Task) -> bool:
+    def moves(self, task: Task) -> Iterator[Step]:
         total = self.world.batches(task.key.split)
         left = [s for s in range(task.next, total) if not bitmap.has(task.skip, s)]
-        return task.next < total and (not left or len(task.prepared) + len(task.unacknowledged) < self.world.room)
+        if task.next < total and (not left or len(task.prepared) + len(task.unacknowledged) < self.world.room):
+            yield lambda: self.work(task)
+        if task.prepared and self.world.readers(task.key):
+            yield lambda: self.send(task)
 
     def send(self, task: Task) -> None:
         """Send the oldest batch to a rank that reads."""
@@ -292,10 +294,7 @@ class World:
             if feed.acknowledged:
                 yield feed.hear_receipt
             for task in feed.held.values():
-                if feed.can_work(task):
-                    yield lambda feed=feed, task=task: feed.work(task)
-                if task.prepared and self.readers(task.key):
-                    yield lambda feed=feed, task=task: feed.send(task)
+                yield from feed.moves(task)
         if self.gone - self.gone_for_good:
             yield self.come_back
         yield self.tick

@@ -195,6 +195,19 @@ def test_an_epoch_begun_while_a_rank_is_missing_may_be_an_old_one():
     assert len(bench.answer()) == 2
 
 
+def test_a_rank_that_has_ended_is_not_waited_for_even_if_its_goodbye_was_lost(bench):
+    bench.begin_again(first_attempt=1000)
+    bench.feed("d1", 1)
+    bench.feed("d2")
+    bench.book.ranks_ended([1])  # as many ranks there are is not known yet
+    bench.book.rank_hello(0, 2, begun=[0], highest_attempt=9)
+    assert bench.given("d1") == []
+    bench.book.ranks_ended([1, 2])
+    bench.answer()
+    assert bench.given("d1") == [(0, 0)]
+    assert bench.book.memory().closed == (1,)
+
+
 def test_a_rank_that_had_said_goodbye_is_not_waited_for(bench):
     bench.book.rank_bye(1)
     bench.begin_again(bench.book.memory(), first_attempt=1000)

@@ -15,7 +15,7 @@ from split_peers import Peers
 from hetero._proto import splits_pb2 as pb
 from hetero._proto.splits_pb2_grpc import SplitsStub
 from hetero.control.split_serve import MAX_LIST_BYTES
-from hetero.control.state import HostReport, Outcome
+from hetero.control.state import HostReport, Outcome, ProcessReport
 
 
 @pytest.fixture
@@ -153,6 +153,18 @@ def test_a_lost_hosts_split_goes_to_another_with_what_has_arrived(start_coordina
     wait_until(lambda: [key.attempt for key in lost.revoked] == [attempt], "the word that it is lost")
     other.finish(0, 0)
     wait_until(lambda: all(rank.ended == [0] for rank in ranks), "the end of the epoch")
+
+
+def test_a_rank_whose_process_has_ended_is_not_waited_for(start_coordinator, peers, make_client):
+    server = start_coordinator(splits=True)
+    feed, rank = peers.feed(server.address, values=['"a"']), peers.rank(server.address, 0, 2)
+    rank.follower.begin(0)
+    trainer = make_client(server.address, "t1")
+    trainer.register(HostReport(ranks=2, processes=(ProcessReport("rank-1", 9, "running"),)), DEADLINE_S)
+    wait_until(lambda: feed.hellos and make_client(server.address).input_state().epochs, "everybody")
+    assert not feed.taken
+    trainer.register(HostReport(ranks=2, processes=(ProcessReport("rank-1", 9, "succeeded"),)), DEADLINE_S)
+    wait_until(lambda: feed.taken, "a split in hand")
 
 
 def test_an_epoch_that_all_ranks_leave_is_taken_from_the_feeds(start_coordinator, peers):
