@@ -124,6 +124,7 @@ def test_a_channel_with_idx_files_is_read(example: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(example.rows(str(tmp_path), "train")[0], images)
 
 
+@pytest.mark.slow
 def test_one_rank_learns_the_digits_and_keeps_the_model(example: Any, tmp_path: Path) -> None:
     feed = train(example, tmp_path / "model", rank=0, size=1, epochs=3)
     assert [set(logged) for logged in feed.logged] == [{"loss", "accuracy"}] * 3
@@ -134,6 +135,7 @@ def test_one_rank_learns_the_digits_and_keeps_the_model(example: Any, tmp_path: 
     assert example.accuracy(model, images, labels, torch.device("cpu")) == feed.logged[-1]["accuracy"]
 
 
+@pytest.mark.slow
 def test_two_ranks_train_one_model(tmp_path: Path) -> None:
     port = free_port("127.0.0.1")
     processes = []

@@ -71,7 +71,7 @@ def test_figures_of_all_ranks_add_up_and_times_are_those_of_rank_0() -> None:
         "input_wait_fraction": pytest.approx(0.3), "rows_per_s": 200.0, "first_step_s": 1.5, "train_s": 9.0,
         "cpu_s": {"data": 4.0, "trainer": 13.0}, "replayed_batches": 0, "lost_workers": 0, "rows_lost": 0,
         "dropped_rows": 4, "batch_size": 8, "first_batch_s": 1.0, "run_id": "of-the-coordinator",
-        "rank_steps": [7, 7], "results": {"accuracy": 0.9},
+        "rank_steps": [7, 7], "results": {"accuracy": 0.9}, "skipped_splits": 0, "batch_digests": None,
     }  # fmt: skip
 
 
@@ -122,3 +122,18 @@ def test_the_summary_is_written_from_what_the_ranks_left(tmp_path: Path, with_ra
     write_summary(one, state(), "succeeded", HostReport())
     summary = read_json(tmp_path / "summary.json")
     assert summary["rank_steps"] == ([7, 7] if with_ranks else [])
+
+
+def test_under_grpc_no_row_goes_with_a_worker_and_what_was_prepared_again_is_counted() -> None:
+    lost = replace(state(), replayed_batches=7, skipped_splits=1)
+    lost = replace(lost, hosts=tuple(replace(host, workers_lost=2) for host in lost.hosts))
+    summary = summarise(replace(config(), engine="grpc"), lost, "succeeded", HostReport(), [rank(0)])
+    assert summary["lost_workers"] > 0
+    assert (summary["rows_lost"], summary["replayed_batches"], summary["skipped_splits"]) == (0, 7, 1)
+
+
+def test_the_digests_of_all_ranks_are_there_where_batches_are_the_same_in_every_run() -> None:
+    one = config()
+    one = replace(one, settings=replace(one.settings, deterministic=True))
+    ranks = [rank(0) | {"digest": "aa"}, rank(1) | {"digest": "bb"}]
+    assert summarise(one, state(), "succeeded", HostReport(), ranks)["batch_digests"] == ["aa", "bb"]
