@@ -21,6 +21,7 @@ from hetero.errors import DataServiceLost, HeteroError
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, worker_key
 from hetero.process.child import die_with_parent
 from hetero.process.failure import record_exception
+from hetero.process.heap import give_back_freed_memory, share_one_heap
 
 if TYPE_CHECKING:
     from hetero.control.state import JobState
@@ -78,6 +79,8 @@ def run_coordinator(config: HostConfig) -> None:
     from hetero.control.config import CoordinatorConfig
     from hetero.control.coordinator import serve
 
+    share_one_heap()
+    give_back_freed_memory()
     work = config.run().work(config.host)
     work.mkdir(parents=True, exist_ok=True)
     settings, topology = config.settings, config.topology

@@ -12,8 +12,8 @@ from hetero.data.arrivals import Arrivals
 from hetero.data.feed_link import FeedLink, NotNow, Previous, Reader, Stream, Wanted
 from hetero.data.feed_source import ANY_SPLIT, AnyOrder, FeedSource, Queued, SplitOrder
 from hetero.data.feed_wire import Arrived
-from hetero.data.heap import keep_freed_memory
 from hetero.errors import HeteroError
+from hetero.process.heap import keep_freed_memory
 from hetero.tls import PLAIN, Tls
 
 _POLL_S = 0.25

@@ -24,9 +24,9 @@ from hetero.data.feed_streams import Misfit, RankStream, Streams
 from hetero.data.feed_tasks import Tasks
 from hetero.data.feed_wire import SERVICE, TOKEN_KEY
 from hetero.data.feed_wires import CallWire, LaneWire
-from hetero.data.heap import keep_freed_memory
 from hetero.data.worker_link import WorkerServer
 from hetero.errors import PortInUse
+from hetero.process.heap import give_back_freed_memory, keep_freed_memory, share_one_heap
 from hetero.tls import PLAIN, Tls, bind
 
 _log = logging.getLogger(__name__)
@@ -119,7 +119,11 @@ class FeedServer:
             PortInUse: no port can be bound, or another feed of this run is on this host.
             SettingsError: the TLS files cannot be used.
         """
-        keep_freed_memory()
+        share_one_heap()
+        if self.config.tls.enabled:  # batches go in messages
+            keep_freed_memory()
+        else:
+            give_back_freed_memory()
         server = grpc.aio.server(options=_OPTIONS)
         # Requests arrive as bytes, read only once the token was found right; replies are written by hand.
         handlers = {"Read": grpc.stream_stream_rpc_method_handler(self._read)}

@@ -50,7 +50,7 @@ class Attacker:
         self.error: BaseException | None = None
         options = (("grpc.use_local_subchannel_pool", 1), ("grpc.max_send_message_length", -1))
         self._channels = {
-            where: grpc.insecure_channel(f"{LOOPBACK}:{port}", (*options, ("grpc.max_metadata_size", 1 << 20)))
+            where: grpc.insecure_channel(f"{LOOPBACK}:{port}", options)
             for where, port in ports.items()
             if where != LANE
         }

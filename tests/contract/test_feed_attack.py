@@ -56,9 +56,7 @@ def cluster(tmp_path: Path) -> Iterator[FeedCluster]:
     job = tmp_path / "job.py"
     job.write_text(JOB)
     options = {"batch_size": BATCH_SIZE, "token": TOKEN}
-    # What the largest message took is given back: the heap of each thread would keep it, which is no growth.
-    heap = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
-    common = {"data_hosts": 1, "ranks": RANKS, "options": options, "environment": heap}
+    common = {"data_hosts": 1, "ranks": RANKS, "options": options}
     with FeedCluster(tmp_path, f"{job}:job", **common) as made:
         made.wait_for_workers()
         yield made
