@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
 from hetero.errors import HeteroError, PeerNeverCame, SettingsError, Stopped
-from hetero.frozen import FrozenServices
+from hetero.frozen import LEAST_SILENCE_S, FrozenServices
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, feed_key, open_tasks, worker_key
 from hetero.plan import HostPlan
 from hetero.process.child import ChildSpec
@@ -167,6 +167,7 @@ class HostLife:
                 restarts=spec.restarts,
                 error_path=self._run.error(host.name, spec.name),
                 critical=spec.critical,
+                endless=spec.kind is not ProcessKind.RANK,
             )
         )
 
@@ -252,7 +253,8 @@ class HostLife:
     def _on_unreachable(self, seconds: float) -> Ending | None:
         if self._hosts_coordinator:
             if seconds > self._settings.lease_s / 2:
-                self._frozen.kill("coordinator", self._supervisor.children(), at_least_s=self._settings.lease_s / 2)
+                spared_s = max(self._settings.lease_s / 2, LEAST_SILENCE_S)  # a replacement is only just coming up
+                self._frozen.kill("coordinator", self._supervisor.children(), at_least_s=spared_s)
             return None
         if seconds < self._settings.lease_s:
             return None

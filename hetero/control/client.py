@@ -359,10 +359,12 @@ class ControlClient:
                 self._lock.notify_all()
 
     def _publish_again(self, state: JobState) -> None:
-        """Announce what a coordinator without a journal does not know any more; tried again with the next state."""
-        for name in set(self._published) - set(state.endpoints) if not state.ended else ():
+        """Announce what a coordinator with an old journal, or none, does not know; tried again with the next state."""
+        for name, request in tuple(self._published.items()) if not state.ended else ():
+            if state.endpoints.get(name) == request.address:
+                continue
             try:
-                self._channel.call_once("Publish", self._published[name], CHECK_INTERVAL_S * 4)
+                self._channel.call_once("Publish", request, CHECK_INTERVAL_S * 4)
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
                 logger.info("cannot announce %s again: %s", name, details(error))
 

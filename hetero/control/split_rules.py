@@ -51,6 +51,7 @@ class SplitRules:
         self.pending: set[str | int] = set()
         self.failure: Mapping[str, object] | None = None
         self.values = kept.values
+        self.may_list = True  # whether the job's code may be asked for its splits before an epoch is begun
         self.replayed, self.skipped = kept.replayed, list(kept.skipped)
         self.version = self.important_version = 0  # the latter: of the last change that is worth writing down at once
         self.epochs: dict[int, Epoch] = {}  # the open ones
@@ -235,7 +236,8 @@ class SplitRules:
             for split in pending.fence.splits:
                 epoch.make_ready(split, pending.arrived.get(split, b""))
         if self.values is None:
-            self._ask_for_list()
+            if self.may_list or self.epochs:
+                self._ask_for_list()
             return
         while (next_epoch := self._first_waiting()) is not None and next_epoch.ready:
             epoch, feed = next_epoch, self._hungriest()

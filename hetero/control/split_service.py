@@ -17,7 +17,7 @@ from hetero.control.ledger import Ledger, UnknownHost
 from hetero.control.split_journal import SplitJournal
 from hetero.control.split_streams import FeedStream, Figures, PeerStream, RankStream
 from hetero.control.splits import Mismatch, SplitBook
-from hetero.control.state import JobState
+from hetero.control.state import JobState, Phase
 
 SERVICE = "hetero.v1.Splits"
 JOURNAL_NAME = "splits.json"
@@ -67,6 +67,8 @@ class SplitService:
         """Look at the ledger: which hosts are there, which are gone, which ranks have ended."""
         state = self._ledger.state()
         hosts = state.data_hosts
+        # If the job's code fails in it the job is over: all hosts that have to hear of that must be there.
+        self.book.may_list = state.phase is not Phase.WAITING
         self.book.set_hosts({h.name for h in hosts if h.registered}, {h.name for h in hosts if h.lost or h.left})
         self._ended_ranks = _ended_ranks(state)
         self.book.ranks_ended(self._ended_ranks)

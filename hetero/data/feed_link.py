@@ -223,7 +223,7 @@ class FeedLink:
         with self._sink.lock:
             if address == self._address:
                 return
-            self._address = address
+            self._address, self._lane_ok = address, True
             self._changed.notify_all()
             call = self._call
         if call is not None:
@@ -324,7 +324,9 @@ class FeedLink:
         try:
             lane = LaneReader((host, offer.port), offer.ticket)
         except OSError as error:
-            self._lane_ok = False
+            if not call.is_active():  # the feed itself is gone
+                return
+            self._lane_ok = False  # as long as the feed stays where it is
             print(
                 f"The feed of {self.host} is read on its call alone, at more CPU a batch: "
                 f"port {offer.port} of {host} cannot be reached ({error}).",

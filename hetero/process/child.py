@@ -48,6 +48,7 @@ class ChildSpec:
         error_path: File that it writes its exception to (`record_exception`); removed before each start.
         cwd: Working directory, None for the launcher's.
         critical: Whether its failure for good is the root cause even if a child that is not critical failed earlier.
+        endless: Whether it ends only when it is told to: ending by itself, also with exit code 0, is a failure.
     """
 
     name: str
@@ -59,6 +60,7 @@ class ChildSpec:
     error_path: Path | None = None
     cwd: Path | None = None
     critical: bool = True
+    endless: bool = False
 
 
 @dataclass(frozen=True)

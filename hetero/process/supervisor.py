@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _KILL_WAIT_S = 10.0  # after SIGKILL only a process stuck in the kernel is still there
 _WAKE: Final = object()
+_BY_ITSELF = "it ended by itself with exit code 0, though it runs until it is told to end (SIGTERM from elsewhere?)"
 
 
 @dataclass
@@ -309,7 +310,7 @@ class Supervisor:
         return ChildEnded(slot.spec.name, end.exit_code, end.signal, None, final=True, stopped=end.stopped)
 
     def _failure_of(self, child: Child, end: ChildExit) -> Failure | None:
-        if end.exit_code == 0:
+        if end.exit_code == 0 and (end.stopped or end.sent or not child.spec.endless):
             return None
         asked_s = min(end.sent.values(), default=None)
         error = read_error(child.spec.error_path)
@@ -331,6 +332,7 @@ class Supervisor:
             time_s=end.time_s,
             exit_code=end.exit_code,
             signal=end.signal,
+            message=_BY_ITSELF if end.exit_code == 0 else None,
             last_lines=child.last_lines(),
             # Not able to end well when told to is at most a consequence; a signal from elsewhere is not.
             secondary=asked_s is not None and end.signal is None,
