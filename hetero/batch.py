@@ -212,13 +212,15 @@ def _rows_problem(leaves: Sequence[Array], tree: Tree) -> str:
         if leaf.ndim == 0:
             return (
                 f"{path} has no rows (it is 0-d, {leaf.dtype}): every component of a batch needs one entry a row. "
-                "Batch the input (`dataset.batch(n)`), or give an array of one value a row."
+                "Batch the input (`dataset.batch(n)`), or give an array of one value a row; a Python list is taken for "
+                "a nesting of components, so make it an array (np.asarray)."
             )
     first_path, first = named[0]
     path, leaf = next((path, leaf) for path, leaf in named if leaf.shape[0] != first.shape[0])
     return (
         f"{path} has {leaf.shape[0]} rows but {first_path} has {first.shape[0]}: "
-        "all components of a batch need the same number."
+        "all components of a batch need the same number. Pad rows of different lengths to one array; a Python list is "
+        "taken for a nesting of components."
     )
 
 

@@ -22,6 +22,7 @@ from hetero.data_host import DataHostLife
 from hetero.errors import HeteroError, SettingsError
 from hetero.host import HostConfig
 from hetero.job_file import settle
+from hetero.options import likely_misspelt
 from hetero.plan import Hardware, HostPlan, plan_host
 from hetero.process.child import PARENT_PID, die_with_parent
 from hetero.process.console import Console
@@ -39,6 +40,7 @@ class Prepared:
 
     config: HostConfig
     plan: HostPlan
+    warnings: tuple[str, ...] = ()
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str], started_s: float) -> Prepared:
@@ -67,7 +69,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], started_s: float) -
     )
     if problems := config.tls.check():
         raise SettingsError(problems)
-    return Prepared(config, plan)
+    warnings = likely_misspelt([name for name in settings.params if name not in declaration.defaults])
+    return Prepared(config, plan, tuple(warnings))
 
 
 def hardware_of(topology: Topology) -> Hardware:
@@ -140,6 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     warning = local.pin(config.topology.current.cpus)
     if warning:
         print(warning, flush=True)
+    if config.topology.chief == config.topology.current:
+        for line in prepared.warnings:
+            print(f"warning: {line}", flush=True)
     settings = config.settings
     with Console() as console, Supervisor(settings.grace_s, console, host=config.host) as supervisor:
         life_class = DataHostLife if plan.role is Role.DATA else TrainerHostLife

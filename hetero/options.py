@@ -136,6 +136,20 @@ OPTIONS: tuple[Option, ...] = (
 )
 
 
+def likely_misspelt(names: Sequence[str]) -> list[str]:
+    """Return a sentence for each of the job's own options whose name is almost that of an option of the run."""
+    import difflib
+
+    known = {option.name.replace("_", ""): option for option in OPTIONS}
+    found = []
+    for name in sorted(set(names) - {option.name for option in OPTIONS}):
+        close = difflib.get_close_matches(name.replace("_", ""), known, n=1, cutoff=0.85)
+        if close:
+            flag = f"--{name.replace('_', '-')}"
+            found.append(f"{flag} is no option of the run and goes to the job; did you mean {known[close[0]].flag}?")
+    return found
+
+
 def options_help() -> str:
     """Return the table of options as text, a line each: flag, meaning, default."""
     width = max(len(option.flag) for option in OPTIONS)

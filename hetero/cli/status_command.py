@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -17,9 +18,10 @@ from rich.table import Table
 from hetero.cli.input_view import Rates, input_tables, input_to_dict
 from hetero.control.client import ControlClient
 from hetero.control.state import HostState, JobState
-from hetero.errors import SettingsError
+from hetero.errors import CoordinatorUnreachable, SettingsError
 from hetero.tls import Tls
 
+PIPE_WIDTH = 160
 RATE_INTERVAL_S = 1.2
 """Between the two looks that rows a second need; feeds and ranks tell their figures once a second."""
 
@@ -53,8 +55,14 @@ def status(
         if as_json:
             typer.echo(json.dumps(look.to_dict(), indent=2, default=str))
             return
+        console = _console()
         for part in look.parts():
-            Console().print(part, highlight=False)
+            console.print(part, highlight=False)
+
+
+def _console() -> Console:
+    """Return where to print; a table that goes to a file or a pipe is not squeezed into 80 columns."""
+    return Console() if Console().is_terminal or "COLUMNS" in os.environ else Console(width=PIPE_WIDTH)
 
 
 def _watch(look: _Look, every_s: float, *, as_json: bool) -> None:
@@ -64,7 +72,7 @@ def _watch(look: _Look, every_s: float, *, as_json: bool) -> None:
             for _ in _looks(look, every_s):
                 typer.echo(json.dumps(look.to_dict(), default=str))
             return
-        with Live(console=Console(), auto_refresh=False) as live:
+        with Live(console=_console(), auto_refresh=False) as live:
             for _ in _looks(look, every_s):
                 live.update(Group(*look.parts()), refresh=True)
     except KeyboardInterrupt:
@@ -72,12 +80,17 @@ def _watch(look: _Look, every_s: float, *, as_json: bool) -> None:
 
 
 def _looks(look: _Look, every_s: float) -> Iterator[None]:
+    look.now()
     while True:
-        look.now()
         yield
         if look.state.ended:
             return
         time.sleep(every_s)
+        try:
+            look.now()
+        except CoordinatorUnreachable:  # it answered before, and a coordinator goes when its job is over
+            typer.echo("The coordinator is gone, as it is once the job has ended; summary.json has the rest.", err=True)
+            return
 
 
 class _Look:

@@ -193,12 +193,8 @@ class MappedArena:
     """The feed's end: reads.
 
     Args:
-        fd: as received from the worker; it is closed by `close`, or here if the memory cannot be used.
+        fd: as received from the worker; it is closed here, whatever happens.
         size: bytes, as the worker says.
-
-    Attributes:
-        fd: the file; -1 once it is closed.
-        size: its bytes.
 
     Raises:
         ValueError: the file is smaller, or could be made smaller later.
@@ -206,14 +202,14 @@ class MappedArena:
     """
 
     def __init__(self, fd: int, size: int) -> None:
-        with contextlib.ExitStack() as on_failure:
-            on_failure.callback(os.close, fd)
+        try:
             actual, seals = os.fstat(fd).st_size, fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             if not 0 < size <= actual or not seals & fcntl.F_SEAL_SHRINK:
                 raise ValueError(f"a memory of {actual} bytes with the seals {seals:#x} cannot be one of {size} bytes")
             self._mapping = mmap.mmap(fd, size, prot=mmap.PROT_READ)
-            on_failure.pop_all()
-        self.fd, self.size = fd, size
+        finally:
+            os.close(fd)
+        self.size = size
 
     def view(self, offset: int, size: int) -> memoryview:
         """Return `size` bytes from `offset`, read-only, without a copy. They must not be used once the slot is freed.
@@ -226,10 +222,7 @@ class MappedArena:
         return memoryview(self._mapping)[offset : offset + size]
 
     def close(self) -> None:
-        """Close the file, and unmap: at once, or when the last view is gone. May be repeated."""
-        fd, self.fd = self.fd, -1
-        if fd >= 0:
-            os.close(fd)
+        """Unmap: at once, or when the last view is gone. May be repeated."""
         with contextlib.suppress(BufferError):
             self._mapping.close()
 

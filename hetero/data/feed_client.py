@@ -18,7 +18,7 @@ from hetero.tls import PLAIN, Tls
 
 _POLL_S = 0.25
 _CLOSE_S = 5.0
-_BATCHES = 16  # in the windows of all feeds together
+_BATCHES = 32  # in the windows of all feeds together
 
 
 class Follower(Protocol):

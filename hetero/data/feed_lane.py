@@ -1,7 +1,7 @@
 """The lane: a TCP connection beside a rank's `Read` call, on which a batch goes from memory to memory.
 
 On the call a batch is copied four times in user space: into a message, into gRPC's buffers, out of them, into the
-array. On the lane the system sends it from the worker's memory itself, and the rank receives it into its array.
+array. On the lane it is sent from the worker's memory and received into the array.
 
 Both ends of the framing are here; feed.proto describes it (`Lane`).
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import socket
 import struct
@@ -143,52 +142,20 @@ class Lane:
         """Send one reply. Raises OSError if the rank is gone."""
         await self._loop.sock_sendall(self._connection, _LENGTH.pack(len(message)) + message)
 
-    async def send_batch(self, header: bytes, payload: memoryview, fd: int, offset: int) -> None:
-        """Send a batch's header and its bytes, which must not change until the rank has acknowledged them.
-
-        Args:
-            header: the reply with `batch`.
-            payload: the bytes.
-            fd: the file that they are in.
-            offset: where in it.
-
-        Raises:
-            OSError: the rank is gone.
-        """
+    async def send_batch(self, header: bytes, payload: memoryview) -> None:
+        """Send the reply with `batch`, and the batch's bytes. Raises OSError if the rank is gone."""
         head, size = _LENGTH.pack(len(header)) + header, payload.nbytes
         if size <= _SMALL_BYTES:
             await self._loop.sock_sendall(self._connection, b"".join((head, payload)))
             return
         await self._loop.sock_sendall(self._connection, head)
-        end = offset + size
-        while offset < end:
-            try:
-                sent = os.sendfile(self._connection.fileno(), fd, offset, end - offset)
-            except BlockingIOError:
-                await self._writable()
-                continue
-            if sent == 0:
-                raise ConnectionError("a worker's memory ends before its batch")
-            offset += sent
+        await self._loop.sock_sendall(self._connection, payload)
 
     def close(self) -> None:
         """End it at once; what is under way is lost. May be repeated."""
         with contextlib.suppress(OSError):
             self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._connection.close()
-
-    async def _writable(self) -> None:
-        ready = self._loop.create_future()
-
-        def wake() -> None:
-            if not ready.done():
-                ready.set_result(None)
-
-        self._loop.add_writer(self._connection, wake)
-        try:
-            await ready
-        finally:
-            self._loop.remove_writer(self._connection)
 
 
 class LaneReader:

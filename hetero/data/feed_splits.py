@@ -54,10 +54,6 @@ class ReadyBatch:
         self._holds += 1
         return self._port.payload(self._slot)
 
-    def file(self) -> tuple[int, int]:
-        """Return the descriptor of the file that its bytes are in, and where; while it is held."""
-        return self._port.file(self._slot)
-
     def release(self) -> None:
         """Let go; with the last one the worker gets its memory back."""
         self._holds -= 1

@@ -62,7 +62,6 @@ class RankStream:
 
     def __init__(self, rank: int, name: str, lane: pb.Lane | None = None) -> None:
         self.rank, self.name = rank, name
-        self.keeps: set[ReadyBatch] = set()  # those of `unreceived` that its wire may still read
         self.replaced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.window = _Window(-1)
         self.unreceived: deque[ReadyBatch | HeldSplit] = deque()  # as sent; a split stands for the word of its end
@@ -137,9 +136,6 @@ class Streams:
             self._receive(previous, arrived)
             lost = [item for item in previous.unreceived if isinstance(item, ReadyBatch) and not item.dropped]
             self._queue.put_back(lost, hello.rank)
-            for batch in previous.keeps:  # the rank reads nothing of that stream any more
-                batch.release()
-            previous.keeps.clear()
             if not previous.replaced.done():
                 previous.replaced.set_result(None)
         self._streams[hello.rank] = stream
@@ -276,9 +272,6 @@ class Streams:
                 stream.window.received_bytes += item.size
             rows, batches = rows + item.rows, batches + 1
             item.received()
-            if item in stream.keeps:
-                stream.keeps.remove(item)
-                item.release()
         self._totals[stream.rank] = rows, batches
 
     def _grant(self, stream: RankStream, grant: pb.Grant) -> None:
@@ -324,8 +317,6 @@ class Streams:
         stream.unreceived.append(batch)
         stream.is_writing = True
         payload = batch.hold()
-        if wire.keeps_payload:  # given up meanwhile, its memory must not be written to before the rank has left it
-            stream.keeps.add(batch)
 
         def on_last() -> None:
             stream.handed += 1
@@ -334,5 +325,4 @@ class Streams:
             await wire.batch(batch, payload, on_last)
         finally:
             stream.is_writing = False
-            if not wire.keeps_payload:
-                batch.release()
+            batch.release()

@@ -15,9 +15,6 @@ Write = Callable[[bytes], Awaitable[None]]
 class Wire(Protocol):
     """On which replies go to a rank."""
 
-    keeps_payload: bool
-    """Whether it may still read a batch's bytes after `batch` has returned, until the rank has them."""
-
     async def reply(self, message: bytes) -> None:
         """Send one serialised reply; returns once there is room for another."""
         ...
@@ -35,8 +32,6 @@ class Wire(Protocol):
 
 class CallWire:
     """The rank's call itself: a batch is cut into messages, into which its bytes are copied."""
-
-    keeps_payload = False
 
     def __init__(self, write: Write) -> None:
         self._write = write
@@ -60,8 +55,6 @@ class CallWire:
 class LaneWire:
     """A lane beside the call, but for the first reply, which announces it."""
 
-    keeps_payload = True
-
     def __init__(self, write: Write, arrival: Callable[[], Awaitable[Lane]]) -> None:
         self._write, self._arrival = write, arrival
         self.lane: Lane | None = None
@@ -82,4 +75,4 @@ class LaneWire:
         if self.lane is not None:
             on_last()
             header = header_message(batch.id, batch.rows, batch.layout, batch.size)
-            await self.lane.send_batch(header, payload, *batch.file())
+            await self.lane.send_batch(header, payload)

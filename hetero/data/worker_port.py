@@ -140,10 +140,6 @@ class WorkerPort:
             raise KeyError(slot)
         return self._arenas[slot.arena].view(slot.offset, slot.size)
 
-    def file(self, slot: SlotId) -> tuple[int, int]:
-        """Return the descriptor of the file that a batch's bytes are in, and where: as `payload`."""
-        return self._arenas[slot.arena].fd, slot.offset
-
     def free(self, slot: SlotId) -> None:
         """Let the worker use a slot again; with the last one of memory that nobody writes to, that memory goes.
 

@@ -82,6 +82,18 @@ def test_a_killed_service_costs_no_row_and_doubles_none(tmp_path: Path, process:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("process", ["coordinator", "feed", "worker-0"])
+def test_a_process_that_somebody_else_told_to_end_is_started_again(tmp_path: Path, process: str) -> None:
+    with numbers(tmp_path, 2, 1, "--epochs=2") as job:
+        job.start().wait_for_steps(8)
+        victim = psutil.Process(job.pid("data-1", process))
+        victim.terminate()
+        wait_until(f"the end of {process}", lambda: not victim.is_running() or victim.status() == "zombie", 10)
+        assert set(job.wait().values()) == {0}, job.outputs()
+        assert_exactly_once(job, ranks=1, epochs=2)
+
+
+@pytest.mark.slow
 def test_a_coordinator_that_lost_its_journal_too_costs_no_row_and_doubles_none(tmp_path: Path) -> None:
     with numbers(tmp_path, 2, 1, "--epochs=2") as job:
         job.start().wait_for_steps(8)
@@ -163,6 +175,16 @@ def test_a_split_in_which_the_jobs_code_fails_ends_the_job_with_its_traceback(tm
         assert failure["host"] in ("data-1", "data-2")
         assert failure["process"].startswith("worker-")
         assert "numbers.py" in failure["traceback"]
+
+
+def test_a_splits_function_that_fails_is_the_cause_also_where_the_trainer_comes_late(tmp_path: Path) -> None:
+    with numbers(tmp_path, 1, 1, "--bad-splits") as job:
+        job.start("data-1")
+        wait_until("a worker", lambda: (state := job.status()) is not None and state.workers_alive)
+        job.start("trainer-1")
+        assert job.wait() == {"data-1": 0, "trainer-1": 1}, job.outputs()
+        assert (job.failure()["exception"], job.failure()["host"]) == ("ValueError", "data-1")
+        assert "cannot list the pieces" in job.failure()["message"]
 
 
 def test_a_bad_split_is_skipped_counted_and_reported_where_that_is_asked_for(tmp_path: Path) -> None:

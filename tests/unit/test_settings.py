@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetero.errors import EngineError, SettingsError
-from hetero.options import OPTIONS, Option, options_help
+from hetero.options import OPTIONS, Option, likely_misspelt, options_help
 from hetero.settings import Settings, find_job, resolve, resolve_engine
 
 JOB = ("--job", "job.py:job")
@@ -338,3 +338,12 @@ def test_only_the_standard_library_is_loaded():
 def test_a_job_option_as_pythons_word_for_it_is_that_value(word: str, value: object) -> None:
     # SageMaker's toolkit prints hyperparameters as Python does; the text "False" would be true in a job's `if`.
     assert resolve(["--job", "job.py:job", "--augment", word], {}).params["augment"] is value
+
+
+def test_options_that_are_almost_one_of_the_runs_are_told():
+    said = likely_misspelt(["batchsize", "epoch", "epochs", "width", "data_prot", "seed_value"])
+    assert said == [
+        "--batchsize is no option of the run and goes to the job; did you mean --batch-size?",
+        "--data-prot is no option of the run and goes to the job; did you mean --data-port?",
+        "--epoch is no option of the run and goes to the job; did you mean --epochs?",
+    ]

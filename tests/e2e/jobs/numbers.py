@@ -2,7 +2,8 @@
 
 Options: rows (a split), pieces (splits), rows_per_batch (of what `inputs` gives), prepare_s (time that a batch takes to
 prepare), step_s (time that a step takes), bad_piece (its inputs raise after two batches), deadly_piece (its inputs kill
-their worker), size (float32 values a row carries), track (each row tells which worker prepared it).
+their worker), bad_splits (listing the splits raises), size (float32 values a row carries), track (each row tells which
+worker prepared it).
 """
 
 import json
@@ -26,6 +27,7 @@ job = hetero.Job(
     step_s=0.0,
     bad_piece=-1,
     deadly_piece=-1,
+    bad_splits=False,
     size=16,
     track=True,
 )
@@ -33,6 +35,8 @@ job = hetero.Job(
 
 @job.splits
 def splits(ctx):
+    if ctx.params["bad_splits"]:
+        raise ValueError("cannot list the pieces")
     return list(range(ctx.params["pieces"]))
 
 

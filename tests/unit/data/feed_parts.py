@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,7 +26,6 @@ class FakePort:
         self.memory: dict[SlotId, memoryview] = {}
         self.freed: list[SlotId] = []
         self._offset = 0
-        self._memfd: Any = None
         tasks.on_worker(self)
 
     def run(self, task: Task) -> None:
@@ -41,13 +39,6 @@ class FakePort:
 
     def payload(self, slot: SlotId) -> memoryview:
         return self.memory[slot]
-
-    def file(self, slot: SlotId) -> tuple[int, int]:
-        if self._memfd is None:
-            fd = os.memfd_create("test")
-            self._memfd = os.fdopen(fd, "wb", buffering=0)  # closed with this object
-        os.pwrite(self._memfd.fileno(), self.memory[slot], slot.offset)
-        return self._memfd.fileno(), slot.offset
 
     def free(self, slot: SlotId) -> None:
         self.freed.append(slot)

@@ -12,16 +12,12 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 from fake_feed import Rank, until
-from feed_parts import Coordinator, FakePort, assignment
 from test_feed_both_ends import BATCHES, finish, make_feed, no_thread_left  # noqa: F401 - fixtures
 from test_feed_client import in_thread, read
 
 from hetero._proto import feed_pb2 as pb
-from hetero._proto import splits_pb2
 from hetero.data import feed_lane, feed_link
 from hetero.data.feed_lane import LaneReader, Lanes
-from hetero.data.feed_streams import Streams
-from hetero.data.feed_tasks import Tasks
 from hetero.data.feed_wire import BatchId, encode, header_message, reply
 
 SIZES = (0, 1, 1000, 32 << 10, (32 << 10) + 1, 1 << 20, 9_000_001)
@@ -61,14 +57,11 @@ class Door:
 
 def send_all(lane, contents):
     async def send():
-        with os.fdopen(os.memfd_create("test"), "r+b", buffering=0) as file:
-            for number, content in enumerate(contents):
-                encoded = encode({"x": content})
-                payload = b"".join(encoded.buffers)
-                offset = 4096 * (number + 1)
-                os.pwrite(file.fileno(), payload, offset)
-                header = header_message(BatchId(0, 0, number, 1), encoded.rows, encoded.layout, len(payload))
-                await lane.send_batch(header, memoryview(payload), file.fileno(), offset)
+        for number, content in enumerate(contents):
+            encoded = encode({"x": content})
+            payload = memoryview(b"".join(encoded.buffers))
+            batch = BatchId(0, 0, number, 1)
+            await lane.send_batch(header_message(batch, encoded.rows, encoded.layout, payload.nbytes), payload)
             await lane.send(reply(epoch_end=pb.EpochEnd(epoch=7)))
 
     return send()
@@ -149,45 +142,3 @@ def test_a_rank_that_cannot_reach_the_lanes_port_reads_the_call(make_feed, monke
         feed.say(epochs_ended=[0])
         assert sorted(result()) == [(0, 0, sequence) for sequence in range(BATCHES)]
     assert "is read on its call alone" in capsys.readouterr().out
-
-
-class HeldUp:
-    """A wire like a lane: it returns before the rank has read the batch's bytes."""
-
-    keeps_payload = True
-
-    async def reply(self, message):
-        pass
-
-    async def batch(self, batch, payload, on_last):
-        on_last()
-
-
-@pytest.mark.parametrize("how", ["acknowledged", "gone and back"])
-def test_memory_of_a_batch_that_is_given_up_stays_until_the_rank_has_left_it(how):
-    async def test():
-        coordinator = Coordinator()
-        streams = Streams("run-1", "feed", deterministic=False)
-        tasks = Tasks("algo-1", coordinator.hear, streams, no_worker_s=60.0, on_worker=lambda _: None)
-        worker = FakePort(tasks)
-        tasks.on_reply(splits_pb2.ServeReply(assignments=[assignment(0)]))
-        stream = streams.open(pb.ReadHello(rank=0, size=1, run_id="run-1"))
-        writer = asyncio.ensure_future(streams.write(stream, HeldUp()))
-        grant = pb.Grant(window_bytes=1000, window_batches=10, split=-1)
-        streams.take(stream, pb.ReadRequest(grant=grant))
-        worker.batch(0)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert stream.handed == 1
-        tasks.on_reply(splits_pb2.ServeReply(revoked=[assignment(0).id]))
-        assert not worker.freed, "the rank may be reading it just now"
-        if how == "acknowledged":
-            streams.take(stream, pb.ReadRequest(received=1))
-        else:
-            streams.close(stream)
-            assert not worker.freed
-            streams.open(pb.ReadHello(rank=0, size=1, run_id="run-1"))
-        assert len(worker.freed) == 1
-        writer.cancel()
-
-    asyncio.run(test())
