@@ -97,7 +97,14 @@ def start() -> Iterator[Callable[..., FakeRanks]]:
         ranks.end()
 
 
-@pytest.mark.parametrize(("doing", "victim"), [("allreduce", 1), ("allreduce", 0), ("backward", 1)])
+@pytest.mark.parametrize(
+    ("doing", "victim"),
+    [
+        ("allreduce", 1),
+        pytest.param("allreduce", 0, marks=pytest.mark.slow),
+        pytest.param("backward", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_notices_at_once_that_another_was_killed(start, doing: str, victim: int) -> None:
     ranks = start(doing)
     for rank in (0, 1):
@@ -110,6 +117,7 @@ def test_a_rank_notices_at_once_that_another_was_killed(start, doing: str, victi
     assert float(str(said["at"])) - killed_at < 5, said
 
 
+@pytest.mark.slow
 def test_the_rank_that_failed_by_itself_is_told_from_the_one_that_follows(start) -> None:
     ranks = start("own")
     first, second = ranks.read(0, "at"), ranks.read(1, "at")
@@ -118,6 +126,7 @@ def test_the_rank_that_failed_by_itself_is_told_from_the_one_that_follows(start)
     assert first["peer"] is True, first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("here", [0, 1])
 def test_a_rank_whose_peer_never_comes_says_so(start, here: int) -> None:
     said = start("allreduce", (here,), timeout_s=2.0).read(here, "at")
