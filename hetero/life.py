@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
 from hetero.errors import HeteroError, PeerNeverCame, SettingsError, Stopped
-from hetero.frozen import LEAST_SILENCE_S, FrozenServices
+from hetero.frozen import FrozenServices
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, feed_key, open_tasks, worker_key
 from hetero.plan import HostPlan
 from hetero.process.child import ChildSpec
@@ -31,6 +31,8 @@ TELL_TIMEOUT_S = 5.0
 """How long a host that leaves tries to tell its peers."""
 UNHEARD_TIMEOUT_S = 0.2
 """The same towards a coordinator that has not answered for a whole lease."""
+COORDINATOR_START_S = 3.0
+"""A coordinator that runs for less than this may only just be coming up."""
 _SERVICES = (ProcessKind.DISPATCHER, ProcessKind.FEED, ProcessKind.WORKER)
 FAREWELL_S = 1.5
 """How long the coordinator outlives the end so that every peer has heard of it."""
@@ -253,7 +255,7 @@ class HostLife:
     def _on_unreachable(self, seconds: float) -> Ending | None:
         if self._hosts_coordinator:
             if seconds > self._settings.lease_s / 2:
-                spared_s = max(self._settings.lease_s / 2, LEAST_SILENCE_S)  # a replacement is only just coming up
+                spared_s = max(self._settings.lease_s / 2, COORDINATOR_START_S)
                 self._frozen.kill("coordinator", self._supervisor.children(), at_least_s=spared_s)
             return None
         if seconds < self._settings.lease_s:

@@ -13,12 +13,12 @@ import grpc
 from hetero import tls as transport
 from hetero._proto import control_pb2 as pb
 from hetero._proto import control_pb2_grpc, splits_pb2_grpc
+from hetero.door import TOKEN_KEY
 from hetero.errors import CoordinatorUnreachable, HeteroError, SettingsError, TopologyError, Unauthorised
 from hetero.tls import PLAIN, Tls
 
 logger = logging.getLogger(__name__)
 
-TOKEN_KEY = "x-hetero-token"  # noqa: S105 - the name of the metadata, not a token
 CALL_TIMEOUT_S = 5.0
 RETRY_FIRST_S, RETRY_FACTOR, RETRY_MOST_S = 0.05, 1.5, 0.5
 NEW_CHANNEL_AFTER_S = 5.0

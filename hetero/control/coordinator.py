@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import errno
 import functools
-import hmac
 import logging
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -22,7 +20,6 @@ from google.protobuf.message import DecodeError
 from hetero import tls
 from hetero._proto import control_pb2 as pb
 from hetero.control import split_service
-from hetero.control.channel import TOKEN_KEY
 from hetero.control.config import CoordinatorConfig
 from hetero.control.ledger import Ledger, Refused, UnknownHost
 from hetero.control.split_service import SplitService
@@ -33,6 +30,7 @@ from hetero.control.state import (
     report_from_proto,
     state_to_proto,
 )
+from hetero.door import Door
 from hetero.errors import HeteroError, PortInUse
 
 __all__ = ["Coordinator", "CoordinatorConfig", "serve"]
@@ -43,7 +41,6 @@ SERVICE = "hetero.v1.Control"
 MAX_REQUEST_BYTES = 1024 * 1024
 LINGER_S = 1.0
 STOP_GRACE_S = 0.3
-REFUSAL_LOG_INTERVAL_S = 5.0
 MOST_DETAILS = 1000
 """Characters of a refusal: headers that are larger are not delivered."""
 
@@ -99,7 +96,7 @@ class Coordinator:
     def __init__(self, config: CoordinatorConfig, ledger: Ledger | None = None) -> None:
         self.config = config
         self.ledger = ledger or Ledger(config)
-        self._door = _Door(config.token)
+        self._door = Door(config.token, logger)
         self._changed = asyncio.Event()
         self._stopping = False
         self._told_end: set[str] = set()
@@ -272,37 +269,8 @@ class Coordinator:
             await self._changed.wait()
 
 
-class _Door:
-    """Compares tokens and logs who was refused, at most one line in `REFUSAL_LOG_INTERVAL_S`."""
-
-    def __init__(self, token: str | None) -> None:
-        self._token = None if token is None else token.encode()
-        self._logged_s = -REFUSAL_LOG_INTERVAL_S
-        self._unlogged = 0
-
-    def why_refused(self, context: grpc.aio.ServicerContext) -> str | None:
-        """Return why the caller is refused, None if it may come in."""
-        if self._token is None:
-            return None
-        given = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), None)
-        if given is not None and hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._token):
-            return None
-        reason = "no token" if given is None else "wrong token"
-        self._log(context.peer(), reason)
-        return f"{reason}: this job's hosts share one, set it with --token or HETERO_TOKEN"
-
-    def _log(self, peer: str, reason: str) -> None:
-        now_s = time.monotonic()
-        if now_s - self._logged_s < REFUSAL_LOG_INTERVAL_S:
-            self._unlogged += 1
-            return
-        more = f" (and {self._unlogged} more since the last such line)" if self._unlogged else ""
-        logger.warning("refused a call from %s: %s%s", peer, reason, more)
-        self._logged_s, self._unlogged = now_s, 0
-
-
 @contextlib.asynccontextmanager
-async def _answering(context: grpc.aio.ServicerContext, door: _Door) -> AsyncIterator[None]:
+async def _answering(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterator[None]:
     """Let in whoever has the token; turn refusals into gRPC's status codes."""
     refusal = door.why_refused(context)
     if refusal is not None:

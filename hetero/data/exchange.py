@@ -16,6 +16,7 @@ from hetero import tls as transport
 from hetero._proto import exchange_pb2 as pb
 from hetero.data import wire
 from hetero.data.exchange_server import ExchangeServer
+from hetero.door import TOKEN_KEY
 from hetero.errors import HeteroError, PeerFailed, PeerNeverCame, Unauthorised
 from hetero.tls import PLAIN, Tls
 
@@ -112,7 +113,7 @@ class Exchange:
     ) -> None:
         self._tls = tls
         self.address, self.rank, self.size = address, rank, size
-        self._metadata = ((wire.TOKEN_KEY, token),) if token else ()
+        self._metadata = ((TOKEN_KEY, token),) if token else ()
         lock = threading.Lock()
         self._changed = threading.Condition(lock)  # guards everything below; never held while a listener is called
         self._request = pb.LinkRequest(hello=pb.Hello(rank=rank, size=size))

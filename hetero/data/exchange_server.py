@@ -18,6 +18,7 @@ from hetero import tls as transport
 from hetero._proto import exchange_pb2 as pb
 from hetero.data import wire
 from hetero.data.schedule import RUNNING
+from hetero.door import TOKEN_KEY
 from hetero.errors import PortInUse
 from hetero.tls import PLAIN, Tls
 
@@ -301,7 +302,7 @@ class ExchangeServer:
     def _authorise(self, context: Any) -> None:
         if not self._token:
             return
-        given = dict(context.invocation_metadata()).get(wire.TOKEN_KEY, "")
+        given = dict(context.invocation_metadata()).get(TOKEN_KEY, "")
         if hmac.compare_digest(str(given).encode(), self._token):
             return
         now = time.monotonic()

@@ -13,7 +13,8 @@ import grpc
 from hetero._proto import feed_pb2 as pb
 from hetero.data.feed_lane import LaneReader
 from hetero.data.feed_source import Queued
-from hetero.data.feed_wire import SERVICE, TOKEN_KEY, Arrived, ReplyReader
+from hetero.data.feed_wire import SERVICE, Arrived, ReplyReader
+from hetero.door import TOKEN_KEY
 from hetero.errors import HeteroError
 from hetero.tls import PLAIN, Tls, channel, explain, is_handshake
 

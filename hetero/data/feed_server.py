@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import hmac
 import logging
 import socket
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +20,10 @@ from hetero._proto import feed_pb2, splits_pb2
 from hetero.data.feed_lane import Lanes
 from hetero.data.feed_streams import Misfit, RankStream, Streams
 from hetero.data.feed_tasks import Tasks
-from hetero.data.feed_wire import SERVICE, TOKEN_KEY
+from hetero.data.feed_wire import SERVICE
 from hetero.data.feed_wires import CallWire, LaneWire
 from hetero.data.worker_link import WorkerServer
+from hetero.door import Door
 from hetero.errors import PortInUse
 from hetero.process.heap import give_back_freed_memory, keep_freed_memory, share_one_heap
 from hetero.tls import PLAIN, Tls, bind
@@ -34,7 +33,6 @@ _log = logging.getLogger(__name__)
 _HELLO_S = 10.0  # a call that has not said who it is by then is ended
 _STOP_GRACE_S = 0.3
 _TICK_S = 0.5
-_REFUSAL_LOG_INTERVAL_S = 5.0
 _MOST_DETAILS = 1000  # characters of a status: headers that are larger are not delivered
 _OPTIONS = (
     ("grpc.so_reuseport", 0),  # a second feed on the port must fail, not share it
@@ -106,7 +104,7 @@ class FeedServer:
         self.config, self.feed_id, self.port = config, uuid.uuid4().hex, 0
         self._streams = Streams(config.run_id, self.feed_id, deterministic=config.deterministic)
         self._tasks = Tasks(config.host, send, self._streams, no_worker_s=config.no_worker_s, on_worker=on_worker)
-        self._door = _Door(config.token)
+        self._door = Door(config.token, _log)
         self._lanes = Lanes()
         self._workers = WorkerServer(config.worker_socket, config.worker_secret, self._tasks)
         self._server: grpc.aio.Server | None = None
@@ -279,29 +277,3 @@ def _is_taken(address: str, port: int) -> bool:
         except OSError as error:
             return error.errno == errno.EADDRINUSE
     return False
-
-
-class _Door:
-    """Compares tokens and logs who was refused, at most one line in `_REFUSAL_LOG_INTERVAL_S`."""
-
-    def __init__(self, token: str | None) -> None:
-        self._token = None if token is None else token.encode()
-        self._logged_s = -_REFUSAL_LOG_INTERVAL_S
-        self._unlogged = 0
-
-    def why_refused(self, context: grpc.aio.ServicerContext) -> str | None:
-        """Return why the caller is refused, None if it may come in."""
-        if self._token is None:
-            return None
-        given = next((value for key, value in context.invocation_metadata() or () if key == TOKEN_KEY), None)
-        if given is not None and hmac.compare_digest(given.encode() if isinstance(given, str) else given, self._token):
-            return None
-        reason = "no token" if given is None else "wrong token"
-        now_s = time.monotonic()
-        if now_s - self._logged_s < _REFUSAL_LOG_INTERVAL_S:
-            self._unlogged += 1
-        else:
-            more = f" (and {self._unlogged} more since the last such line)" if self._unlogged else ""
-            _log.warning("feed: refused a call from %s: %s%s", context.peer(), reason, more)
-            self._logged_s, self._unlogged = now_s, 0
-        return f"{reason}: this job's hosts share one, set it with --token or HETERO_TOKEN"

@@ -18,7 +18,6 @@ from hetero import batch as batches
 from hetero._proto import feed_pb2 as pb
 
 SERVICE = "hetero.v1.Feed"
-TOKEN_KEY = "x-hetero-token"  # noqa: S105 - the key's name, not a token
 CHUNK_BYTES = 2 << 20  # of payload in one reply: 1 to 2 MiB a message is where Python gRPC is fastest
 _ALIGNMENT = 16  # of the contents of a bytes object in memory
 # Tags of ReadReply and BatchHeader: number << 3 | type, with type 0 a varint and 2 length-delimited.

@@ -12,7 +12,6 @@ from hetero import batch as batches
 from hetero._proto import exchange_pb2 as pb
 
 SERVICE = "hetero.v1.Exchange"
-TOKEN_KEY = "x-hetero-token"  # noqa: S105 - the key's name, not a token
 CHUNK_BYTES = 1 << 20  # 1-4 MiB a message is where Python gRPC is fastest
 OPTIONS = (
     ("grpc.max_receive_message_length", -1),

@@ -13,7 +13,7 @@ import grpc
 from hetero._proto import control_pb2 as control
 from hetero._proto import feed_pb2 as feed
 from hetero._proto import splits_pb2 as splits
-from hetero.data.feed_wire import TOKEN_KEY
+from hetero.door import TOKEN_KEY
 
 DEADLINE_S = 30.0
 HOST, LOOPBACK, TOKEN = "data-1", "127.0.0.1", "secret"

@@ -51,11 +51,13 @@ def test_two_ranks_on_two_hosts_get_every_row_once_from_four_workers(tmp_path: P
 
 def test_a_killed_worker_costs_no_row_and_doubles_none(tmp_path: Path) -> None:
     with numbers(tmp_path, 1, 1) as job:
-        job.start().wait_for_steps(8)
-        job.kill("data-1", "worker-0")
+        job.start()
+        for kills in range(3):  # one of them may come just when nothing of a split is done
+            job.wait_for_steps(8 + 16 * kills)
+            job.kill("data-1", "worker-0")
         assert set(job.wait().values()) == {0}, job.outputs()
         assert_exactly_once(job, ranks=1)
-        assert job.summary()["lost_workers"] == 1
+        assert job.summary()["lost_workers"] == 3
         assert job.summary()["replayed_batches"] > 0
 
 
@@ -219,7 +221,7 @@ def test_deterministic_batches_are_the_same_for_any_number_of_workers_and_after_
             assert codes["trainer-1"] == 0, job.outputs()
             assert_exactly_once(job, ranks=2, epochs=2)
             summary = job.summary()
-            assert (summary["replayed_batches"] > 0) == (fault is not None)
+            assert (summary["lost_workers"] > 0) == (fault is not None)
             found: list[str] = summary["batch_digests"]
             assert len(found) == 2
             assert found[0] != found[1]

@@ -15,6 +15,7 @@ from hetero._proto import feed_pb2 as pb
 from hetero.data import feed_wire
 from hetero.data.feed_client import FeedClient
 from hetero.data.feed_wire import BatchId
+from hetero.door import TOKEN_KEY
 
 DEADLINE_S = 20.0
 
@@ -111,7 +112,7 @@ class FakeFeed:
 
     def _read(self, requests, context):
         metadata = dict(context.invocation_metadata())
-        if self.token is not None and metadata.get(feed_wire.TOKEN_KEY) != self.token:
+        if self.token is not None and metadata.get(TOKEN_KEY) != self.token:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "wrong token")
         if self.refuse is not None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refuse)
