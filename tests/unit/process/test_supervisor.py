@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -219,31 +218,6 @@ def test_bad_end_after_term_is_secondary(supervisor: Supervisor, python: MakeSpe
     (result,) = supervisor.stop()
     assert result.failure is not None
     assert result.failure.secondary
-
-
-def test_a_child_that_never_ends_has_failed_when_it_ends_well_by_itself(
-    supervisor: Supervisor, python: MakeSpec
-) -> None:
-    once = RestartPolicy(attempts=1, backoff_s=0.01)
-    supervisor.start(replace(python("pass", restarts=once), endless=True))
-    first = ended(supervisor)
-    assert isinstance(supervisor.next_event(10), ChildRestarted)
-    second = ended(supervisor)
-    for event in (first, second):
-        assert event.failure is not None
-        assert event.failure.exit_code == 0
-        assert "ended by itself" in str(event.failure.message)
-    assert (first.final, second.final) == (False, True)
-
-
-def test_a_child_that_never_ends_has_not_failed_when_it_was_told_to(
-    supervisor: Supervisor, python: MakeSpec, lines: Lines
-) -> None:
-    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True); signal.pause()"
-    supervisor.start(replace(python(code), endless=True))
-    lines.wait_for("up")
-    (event,) = supervisor.stop()
-    assert event.failure is None
 
 
 def test_hurry_cuts_the_grace_short(supervisor: Supervisor, python: MakeSpec, lines: Lines) -> None:
