@@ -37,7 +37,7 @@ class FeedClient:
     """Reads from every feed that there is. One for a rank and a whole run; it starts threads and `close` ends them.
 
     Memory: batches that have arrived and are not handed out take at most half of `prefetch_bytes`, or one batch a feed
-    if that is more, and are at most 16, or two a feed. A batch that has arrived is acknowledged at once, however long
+    if that is more, and are at most 32, or two a feed. A batch that has arrived is acknowledged at once, however long
     it waits: it is this rank's from then on.
 
     What hears from the coordinator calls `on_fence`, `on_epoch_end`, `highest_attempt` and `stats`, from any thread.

@@ -22,6 +22,8 @@ from hetero.process.console import Console
 from hetero.rundir import RunDir
 
 WAIT = "import signal; signal.pause()"
+# Not pause: a signal that comes just before it would be handled after it only, that is never.
+DOZE = "import time\nwhile True: time.sleep(0.05)"
 
 
 class Programs:
@@ -77,7 +79,7 @@ def test_hosts_that_can_never_find_a_coordinator_are_stopped_and_its_failure_sta
         f"open({failure!r}, 'w').write('\"port in use\"'); raise SystemExit(2)",
         "trainer-1": "import signal\ndef stop(*_):\n"
         f"    open({failure!r}, 'w').write('\"I was stopped\"'); raise SystemExit(143)\n"
-        f"signal.signal(15, stop); open({ready!r}, 'w')\nwhile True: signal.pause()",
+        f"signal.signal(15, stop); open({ready!r}, 'w')\n{DOZE}",
     }
     started_s = time.monotonic()
     results = run(tmp_path, 1, 1)
@@ -111,7 +113,7 @@ def test_a_signal_stops_every_launcher_and_is_given_back_as_an_error(
         "data-1": f"import os, signal, time\nwhile not os.path.exists({str(told)!r}): time.sleep(0.01)\n"
         f"os.kill(os.getppid(), {signum.value})\n{WAIT}",
         "trainer-1": f"import signal\ndef stop(*_): open({str(told) + '-15'!r}, 'w'); raise SystemExit(0)\n"
-        f"signal.signal(15, stop)\nopen({str(told)!r}, 'w')\nwhile True: signal.pause()",
+        f"signal.signal(15, stop)\nopen({str(told)!r}, 'w')\n{DOZE}",
     }
     before = signal.getsignal(signum)
     with pytest.raises(Stopped) as caught:

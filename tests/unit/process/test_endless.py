@@ -42,7 +42,10 @@ def test_a_child_that_never_ends_has_failed_when_it_ends_well_by_itself(
 def test_a_child_that_never_ends_has_not_failed_when_it_was_told_to(
     supervisor: Supervisor, python: MakeSpec, lines: Lines
 ) -> None:
-    code = "import signal, sys; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True); signal.pause()"
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('up', flush=True)\n"
+        "while True: time.sleep(0.05)"
+    )
     supervisor.start(replace(python(code), endless=True))
     lines.wait_for("up")
     (event,) = supervisor.stop()
