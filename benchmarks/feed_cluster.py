@@ -63,7 +63,9 @@ class RankInput:
             undo.callback(self.control.close)
             state = self.control.wait_for(lambda state: state.phase is Phase.TRAINING, START_S, "a data host")
             self.check()
-            self.opener = FeedOpener(config, service, state.run_id, rank, size)
+            self.opener = FeedOpener(
+                config, service, state.run_id, rank, size, coordinator=lambda: self.control.address
+            )
             undo.callback(self.opener.close)
             if exchange is not None:
                 self._exchange = Exchange(exchange, rank, size, config.settings.token)

@@ -91,6 +91,7 @@ def run_coordinator(config: HostConfig) -> None:
             trainers=tuple(host.name for host in topology.trainers),
             journal=work / "coordinator.json",
             run_id=config.run_id,
+            cluster=topology.cluster_id,
             token=settings.token,
             start_timeout_s=settings.start_timeout_s,
             lease_s=settings.lease_s,

@@ -96,9 +96,19 @@ class FeedOpener:
         run_id: The run, as the coordinator calls it.
         rank: This rank.
         size: Number of ranks.
+        coordinator: Tells where the coordinator is now, host:port.
     """
 
-    def __init__(self, config: HostConfig, service: DataService, run_id: str, rank: int, size: int) -> None:
+    def __init__(
+        self,
+        config: HostConfig,
+        service: DataService,
+        run_id: str,
+        rank: int,
+        size: int,
+        *,
+        coordinator: Callable[[], str],
+    ) -> None:
         settings = config.settings
         self._client = FeedClient(
             rank,
@@ -111,7 +121,14 @@ class FeedOpener:
             tls=config.tls,
         )
         self._follower = SplitFollower(
-            config.control_address, settings.token, rank, size, run_id, self._client, tls=config.tls
+            coordinator,
+            settings.token,
+            rank,
+            size,
+            run_id,
+            self._client,
+            cluster=config.topology.cluster_id,
+            tls=config.tls,
         )
         self._client.attach(self._follower)
 

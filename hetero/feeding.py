@@ -76,7 +76,13 @@ class _Feed:
                 on_worker=self._on_worker,
             )
             link = ServeLink(
-                config.control_address, settings.token, config.host, server.feed_id, server, tls=config.tls
+                lambda: self._control.address,
+                settings.token,
+                config.host,
+                server.feed_id,
+                server,
+                cluster=config.topology.cluster_id,
+                tls=config.tls,
             )
             self._port = await server.start()
             self._announce(feed_key(config.host), self._address)

@@ -67,6 +67,7 @@ class HostConfig:
             current.name,
             current.role.value,
             host_address=current.address,
+            cluster=self.topology.cluster_id,
             tls=self.tls,
         )
 

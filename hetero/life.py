@@ -211,7 +211,7 @@ class HostLife:
         key = keys.get(process, worker_key(self._config.host, process))
         address = endpoints.get(key, "").partition(" ")[0]
         if process == "coordinator":
-            address = self._config.control_address
+            address = self._control.address
         elif self._config.engine == "grpc" and process.startswith("worker-"):
             return None  # announced with its feed's address: it listens nowhere itself
         return int(address.rpartition(":")[2]) if address else None

@@ -246,7 +246,9 @@ class Rank:
 
     def _opener(self, job: Job, rank: int, size: int, exchange: Exchange | None, run_id: str) -> Opener:
         if self._config.engine == "grpc":
-            return FeedOpener(self._config, self._service, run_id, rank, size)
+            return FeedOpener(
+                self._config, self._service, run_id, rank, size, coordinator=lambda: self._control.address
+            )
         splits = self._splits(job, rank, exchange)
         assert job.inputs_function is not None  # noqa: S101  load_job checked it
         make_inputs = job.inputs_function

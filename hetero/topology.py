@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -66,6 +68,7 @@ class Topology:
         source: Where this was read, for messages.
         container: Each host is a machine or container with a network of its own.
         control_port: Port that the cluster's description fixes for the coordinator; None leaves it to the settings.
+        mark: What tells this cluster from another of the same hosts, where its description has something.
     """
 
     current: Host
@@ -75,6 +78,7 @@ class Topology:
     source: str
     container: bool = False
     control_port: int | None = None
+    mark: str = ""
 
     @property
     def homogeneous(self) -> bool:
@@ -95,6 +99,12 @@ class Topology:
     def hosts(self) -> tuple[Host, ...]:
         """Data hosts first, then trainers, each in natural order."""
         return self.data + self.trainers
+
+    @property
+    def cluster_id(self) -> str:
+        """What the hosts of this cluster know themselves by: the same on all of them, another in another cluster."""
+        named = [(host.name, host.role.value, host.address) for host in self.hosts]
+        return hashlib.blake2b(json.dumps([named, self.mark]).encode(), digest_size=8).hexdigest()
 
     def host(self, name: str) -> Host:
         """Return the host called `name`.
@@ -134,6 +144,7 @@ def build_topology(  # noqa: PLR0917 - the six facts of a cluster, in the order 
     *,
     container: bool = False,
     control_port: int | None = None,
+    mark: str = "",
     addresses: Mapping[str, str] | None = None,
     cpus: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Topology:
@@ -150,6 +161,7 @@ def build_topology(  # noqa: PLR0917 - the six facts of a cluster, in the order 
         source: Where the groups were read, for messages.
         container: See `Topology`.
         control_port: See `Topology`.
+        mark: See `Topology`.
         addresses: Address of a host where it is not its name.
         cpus: CPUs that a host is pinned to.
 
@@ -186,6 +198,7 @@ def build_topology(  # noqa: PLR0917 - the six facts of a cluster, in the order 
         source=source,
         container=container,
         control_port=control_port,
+        mark=mark,
     )
 
 

@@ -1,7 +1,8 @@
 """A cluster of virtual hosts on one machine, described by one file.
 
 `HETERO_CLUSTER` names the file, `HETERO_HOST` the virtual host that a launcher is. The file has the groups as a real
-cluster's description has them, and what virtual hosts need beside: addresses, CPUs, and the port of the coordinator.
+cluster's description has them, and what virtual hosts need beside: addresses, CPUs, the port of the coordinator, and a
+mark that tells it from another cluster on the same machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import random
 import re
 import socket
 import tempfile
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +99,7 @@ class LocalCluster:
         content = {
             "kind": _KIND,
             "control_port": port,
+            "mark": uuid.uuid4().hex,
             "network_interface_name": "lo",
             "instance_groups": [group for group in groups if group["hosts"]],
         }
@@ -192,6 +195,7 @@ def parse(
         interface or None,
         source,
         control_port=port,
+        mark=str(config.get("mark", "")),
         addresses=addresses,
         cpus=cpus,
     )

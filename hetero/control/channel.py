@@ -13,7 +13,8 @@ import grpc
 from hetero import tls as transport
 from hetero._proto import control_pb2 as pb
 from hetero._proto import control_pb2_grpc, splits_pb2_grpc
-from hetero.door import TOKEN_KEY
+from hetero.control.config import CONTROL_PORTS
+from hetero.door import CLUSTER_KEY, TOKEN_KEY
 from hetero.errors import CoordinatorUnreachable, HeteroError, SettingsError, TopologyError, Unauthorised
 from hetero.tls import PLAIN, Tls
 
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 5.0
 RETRY_FIRST_S, RETRY_FACTOR, RETRY_MOST_S = 0.05, 1.5, 0.5
 NEW_CHANNEL_AFTER_S = 5.0
+FAITHFUL_TRIES = 3
+"""How often a coordinator that has answered before is tried again before another port is."""
 
 CHANNEL_OPTIONS = (
     ("grpc.enable_http_proxy", 0),  # peers are in the same network, whatever the environment says
@@ -55,19 +58,26 @@ _FINAL = {
 class Channel:
     """One client's connection; connects when first used. Thread-safe.
 
+    A coordinator whose port was taken serves on one of the next ones. Where the cluster is known, so that another job's
+    coordinator on such a port is told from ours, they are tried in turn until one answers.
+
     Args:
         address: The coordinator's "host:port".
         token: The job's shared secret, None if it has none.
+        cluster: What the hosts of the job know themselves by; None asks whoever answers at just this address.
         tls: Whether and with what to encrypt.
 
     Raises:
         SettingsError: The token has characters that cannot be sent, or the TLS files cannot be used.
     """
 
-    def __init__(self, address: str, token: str | None, *, tls: Tls = PLAIN) -> None:
+    def __init__(self, address: str, token: str | None, *, cluster: str | None = None, tls: Tls = PLAIN) -> None:
         self.address = address
-        self._metadata = metadata_of(token)
+        self._metadata = metadata_of(token, cluster)
         self._tls = tls
+        self._addresses = candidates(address) if cluster is not None else (address,)
+        self._tries = 0  # without an answer, one after the other
+        self._home = 0  # where the coordinator answered last
         self._trouble: str | None = None
         self._worked = False
         self._lock = threading.Lock()
@@ -87,8 +97,13 @@ class Channel:
 
     def call_once(self, method: str, request: Any, timeout_s: float) -> Any:
         """Call once; whatever goes wrong is raised as gRPC raises it."""
-        reply = getattr(self._stub, method)(request, metadata=self._metadata, timeout=timeout_s)
-        self._trouble, self._worked = None, True
+        stub = self._stub
+        try:
+            reply = getattr(stub, method)(request, metadata=self._metadata, timeout=timeout_s)
+        except (grpc.RpcError, ValueError) as error:
+            self._move_on(stub, error)
+            raise
+        self._found(stub)
         return reply
 
     def call(
@@ -145,13 +160,16 @@ class Channel:
         while not self.closed:
             try:
                 with self._lock:
-                    stream = self._stream = self._stub.Watch(request, metadata=self._metadata)
+                    stub = self._stub
+                    stream = self._stream = stub.Watch(request, metadata=self._metadata)
                 for message in stream:
-                    pauses, self._trouble, self._worked = retry_pauses_s(), None, True
+                    pauses = retry_pauses_s()
+                    self._found(stub)
                     yield message
             except (grpc.RpcError, ValueError) as error:
                 self._raise_if_final(error)
                 self._note(error)
+                self._move_on(stub, error)
             self._closed.wait(next(pauses))
 
     def close(self) -> None:
@@ -161,6 +179,31 @@ class Channel:
             if self._stream is not None:
                 self._stream.cancel()
             self._channel.close()
+
+    def _found(self, stub: Any) -> None:
+        """Note that the coordinator has answered."""
+        with self._lock:
+            self._trouble, self._worked = None, True
+            if stub is self._stub:
+                self._tries, self._home = 0, self._addresses.index(self.address)
+
+    def _move_on(self, stub: Any, error: Exception) -> None:
+        """Have the next try go to another port, unless the coordinator was found before and may just be coming back."""
+        if len(self._addresses) == 1 or (isinstance(error, grpc.Call) and error.code() in _FINAL):
+            return
+        with self._lock:
+            if stub is not self._stub:
+                return  # somebody else has
+            self._tries += 1
+            if self._worked and self._tries % (FAITHFUL_TRIES + 1):
+                number = self._home
+            else:
+                number = self._tries // (FAITHFUL_TRIES + 1) + self._home if self._worked else self._tries
+            following = self._addresses[number % len(self._addresses)]
+            if following == self.address:
+                return
+            self.address = following
+        self._renew()
 
     def _connect(self) -> tuple[Any, Any]:
         channel = transport.channel(self.address, CHANNEL_OPTIONS, self._tls)
@@ -198,7 +241,13 @@ class Channel:
             raise _FINAL[code](f"The coordinator at {self.address} refused this host: {details(error)}.") from error
 
 
-def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
+def candidates(address: str) -> tuple[str, ...]:
+    """Return where a coordinator may be that is to listen at "host:port": there, or at a following port."""
+    host, _, port = address.rpartition(":")
+    return tuple(f"{host}:{number}" for number in range(int(port), min(int(port) + CONTROL_PORTS, 65536)))
+
+
+def metadata_of(token: str | None, cluster: str | None = None) -> tuple[tuple[str, str], ...]:
     """Return what every call carries.
 
     Raises:
@@ -206,7 +255,8 @@ def metadata_of(token: str | None) -> tuple[tuple[str, str], ...]:
     """
     if token is not None and not (token and all("!" <= character <= "~" for character in token)):
         raise SettingsError(["--token must be visible ASCII characters without spaces, at least one"])
-    return () if token is None else ((TOKEN_KEY, token),)
+    said = ((CLUSTER_KEY, cluster), (TOKEN_KEY, token))
+    return tuple((key, value) for key, value in said if value is not None)
 
 
 def details(error: BaseException) -> str:

@@ -42,6 +42,7 @@ class ControlClient:
         host: Name of this host in the topology.
         role: "data" or "trainer".
         host_address: Where peers reach this host; its name by default.
+        cluster: What the hosts of the job know themselves by: then the coordinator is looked for at the next ports too.
         tls: Whether and with what to encrypt.
 
     Raises:
@@ -56,14 +57,14 @@ class ControlClient:
         role: str = "",
         *,
         host_address: str | None = None,
+        cluster: str | None = None,
         tls: Tls = PLAIN,
     ) -> None:
-        self.address = address
         self.host = host
         self.role = str(getattr(role, "value", role))
         self.lease_s: float | None = None
         self._host_address = host if host_address is None else host_address
-        self._channel = Channel(address, token, tls=tls)
+        self._channel = Channel(address, token, cluster=cluster, tls=tls)
         self._lock = threading.Condition()
         self._state: JobState | None = None
         self._refused: HeteroError | None = None
@@ -71,6 +72,11 @@ class ControlClient:
         self._callbacks: list[Callable[[JobState], None]] = []
         self._watcher: threading.Thread | None = None
         self._lease: Lease | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator answered last, or is looked for."""
+        return self._channel.address
 
     # --- finding each other -------------------------------------------------------------------------------------------
 

@@ -9,17 +9,21 @@ from pathlib import Path
 from hetero.errors import SettingsError, TopologyError
 from hetero.tls import PLAIN, Tls
 
+CONTROL_PORTS = 4
+"""How many ports a coordinator tries, from the one that it is to have."""
+
 
 @dataclass(frozen=True)
 class CoordinatorConfig:
     """What a coordinator needs to know at its start; travels as JSON to its process.
 
     Args:
-        port: TCP port to listen on; 0 takes any free one.
+        port: TCP port to listen on, or one of the next where it is taken and `cluster` is given; 0 takes any free one.
         data: Names of the expected data hosts; the first one runs this coordinator.
         trainers: Names of the expected trainer hosts; the first one is the chief.
         journal: File that lets a restarted coordinator go on where it was.
         run_id: Name of this run; a journal of another run is not used.
+        cluster: What the hosts of the job know themselves by; callers that say another are sent away.
         bind: Address to listen on.
         token: Shared secret; None lets everybody in.
         start_timeout_s: Within this everybody needed must be there.
@@ -36,6 +40,7 @@ class CoordinatorConfig:
     trainers: tuple[str, ...]
     journal: Path
     run_id: str
+    cluster: str | None = None
     bind: str = "0.0.0.0"  # noqa: S104 - peers are on other machines
     token: str | None = field(default=None, repr=False)
     start_timeout_s: float = 600.0

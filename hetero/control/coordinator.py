@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from hetero import tls
 from hetero._proto import control_pb2 as pb
 from hetero.control import split_service
-from hetero.control.config import CoordinatorConfig
+from hetero.control.config import CONTROL_PORTS, CoordinatorConfig
 from hetero.control.ledger import Ledger, Refused, UnknownHost
 from hetero.control.split_service import SplitService
 from hetero.control.splits import Mismatch
@@ -96,7 +96,7 @@ class Coordinator:
     def __init__(self, config: CoordinatorConfig, ledger: Ledger | None = None) -> None:
         self.config = config
         self.ledger = ledger or Ledger(config)
-        self._door = Door(config.token, logger)
+        self._door = Door(config.token, logger, config.cluster)
         self._changed = asyncio.Event()
         self._stopping = False
         self._told_end: set[str] = set()
@@ -114,11 +114,11 @@ class Coordinator:
         """Listen; return the port.
 
         Raises:
-            PortInUse: Another process listens on the port.
-            HeteroError: The port cannot be bound for another reason.
+            PortInUse: Other processes listen on the port and on those that hosts would look at instead.
+            HeteroError: No such port can be bound for another reason.
             SettingsError: The TLS files cannot be used.
         """
-        _check_bindable(self.config.bind, self.config.port)
+        wanted = _free_port(self.config)
         most_bytes = MAX_REQUEST_BYTES if self.splits is None else split_service.MAX_REQUEST_BYTES
         server = grpc.aio.server(options=(*_SERVER_OPTIONS, ("grpc.max_receive_message_length", most_bytes)))
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, self._handlers()),))
@@ -126,9 +126,9 @@ class Coordinator:
             server.add_generic_rpc_handlers((self.splits.handlers(),))
         host = f"[{self.config.bind}]" if ":" in self.config.bind else self.config.bind
         try:
-            port = tls.bind(server, f"{host}:{self.config.port}", self.config.tls)
+            port = tls.bind(server, f"{host}:{wanted}", self.config.tls)
         except RuntimeError as error:
-            raise _port_in_use(self.config.bind, self.config.port) from error
+            raise _port_in_use(self.config.bind, wanted) from error
         self._publish()
         await server.start()
         self._server = server
@@ -272,6 +272,8 @@ class Coordinator:
 @contextlib.asynccontextmanager
 async def _answering(context: grpc.aio.ServicerContext, door: Door) -> AsyncIterator[None]:
     """Let in whoever has the token; turn refusals into gRPC's status codes."""
+    if door.is_stranger(context):
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this is the coordinator of another job")
     refusal = door.why_refused(context)
     if refusal is not None:
         await context.abort(grpc.StatusCode.UNAUTHENTICATED, refusal)
@@ -286,6 +288,25 @@ async def _answering(context: grpc.aio.ServicerContext, door: Door) -> AsyncIter
     except (ValueError, KeyError, DecodeError) as error:
         text = f"the request cannot be read: {error}"
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text[:MOST_DETAILS])
+
+
+def _free_port(config: CoordinatorConfig) -> int:
+    """Return the first port that can be bound of those that hosts look for the coordinator at."""
+    last = min(config.port + (CONTROL_PORTS if config.cluster is not None and config.port else 1), 65536)
+    problem: HeteroError | None = None
+    for port in range(config.port, last):
+        try:
+            _check_bindable(config.bind, port)
+        except HeteroError as error:
+            problem = problem or error
+            continue
+        if problem is not None:
+            logger.warning("%s Taking port %d, where the other hosts look too.", problem, port)
+        return port
+    assert problem is not None  # noqa: S101  there is a first port
+    if last - config.port > 1 and isinstance(problem, PortInUse):
+        raise PortInUse(f"{problem} The next ports, up to {last - 1}, cannot be had either.") from problem
+    raise problem
 
 
 def _check_bindable(bind: str, port: int) -> None:

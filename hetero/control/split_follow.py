@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -45,12 +45,13 @@ class SplitFollower:
     """A thread that keeps a rank's stream open, through restarts of the coordinator, until `close`.
 
     Args:
-        address: The coordinator's "host:port".
+        address: The coordinator's "host:port", or what tells where it is now.
         token: The job's shared secret, None if it has none.
         rank: This rank.
         size: Number of ranks.
         run_id: Name of the run.
         listener: Told what the book says.
+        cluster: What the hosts of the job know themselves by.
         tls: Whether and with what to encrypt.
 
     Raises:
@@ -59,16 +60,18 @@ class SplitFollower:
 
     def __init__(  # noqa: PLR0917 - who, where and to whom; always given by position
         self,
-        address: str,
+        address: str | Callable[[], str],
         token: str | None,
         rank: int,
         size: int,
         run_id: str,
         listener: FollowListener,
         *,
+        cluster: str | None = None,
         tls: Tls = PLAIN,
     ) -> None:
-        self._address, self._metadata, self._tls = address, metadata_of(token), tls
+        self._address: Callable[[], str] = (lambda: str(address)) if isinstance(address, str) else address
+        self._metadata, self._tls = metadata_of(token, cluster), tls
         self._rank, self._size, self._run_id, self._listener = rank, size, run_id, listener
         self._changed = threading.Condition()
         # Said anew after each reconnection; epochs that have ended move to `_ended`.
@@ -119,7 +122,7 @@ class SplitFollower:
         pauses, heard, complained, worked = retry_pauses_s(), False, False, False
         while not self._closed:
             try:
-                with transport.channel(self._address, CHANNEL_OPTIONS, self._tls) as channel:
+                with transport.channel(self._address(), CHANNEL_OPTIONS, self._tls) as channel:
                     for reply in self._connect(channel):
                         if not heard and complained:
                             logger.info("rank %d follows the coordinator again", self._rank)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
@@ -48,11 +49,12 @@ class ServeLink:
     their epoch is over; the listener's `hello` tells the rest.
 
     Args:
-        address: The coordinator's "host:port".
+        address: The coordinator's "host:port", or what tells where it is now.
         token: The job's shared secret, None if it has none.
         host: This host.
         feed_id: Names this start of the feed.
         listener: Told what the book says.
+        cluster: What the hosts of the job know themselves by.
         tls: Whether and with what to encrypt.
 
     Raises:
@@ -60,9 +62,18 @@ class ServeLink:
     """
 
     def __init__(
-        self, address: str, token: str | None, host: str, feed_id: str, listener: ServeListener, *, tls: Tls = PLAIN
+        self,
+        address: str | Callable[[], str],
+        token: str | None,
+        host: str,
+        feed_id: str,
+        listener: ServeListener,
+        *,
+        cluster: str | None = None,
+        tls: Tls = PLAIN,
     ) -> None:
-        self._address, self._metadata, self._tls = address, metadata_of(token), tls
+        self._address: Callable[[], str] = (lambda: str(address)) if isinstance(address, str) else address
+        self._metadata, self._tls = metadata_of(token, cluster), tls
         self._host, self._feed_id, self._listener = host, feed_id, listener
         self._outbox = pb.ServeRequest()
         self._something = asyncio.Event()
@@ -90,7 +101,7 @@ class ServeLink:
         pauses = retry_pauses_s()
         while True:
             try:
-                async with transport.aio_channel(self._address, CHANNEL_OPTIONS, self._tls) as channel:
+                async with transport.aio_channel(self._address(), CHANNEL_OPTIONS, self._tls) as channel:
                     call = channel.stream_stream(
                         _PATH,
                         request_serializer=pb.ServeRequest.SerializeToString,

@@ -5,6 +5,7 @@ Each test proves that its fault happened: `LocalJob.kill` waits for the death of
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import time
@@ -13,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 from local_job import LocalJob, wait_until
+
+from hetero.control.config import CONTROL_PORTS
 
 LEASE_S = 3.0
 SLOW = ["--rows=60", "--pieces=10", "--step-s=0.05", f"--lease-s={LEASE_S}", "--grace-s=2"]
@@ -228,10 +231,20 @@ def test_a_signal_to_the_chief_stops_the_job_everywhere(tmp_path: Path, signum: 
 
 
 @pytest.mark.slow
-def test_a_taken_coordinator_port_is_named(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 1, 1, SLOW) as job, socket.socket() as squatter:
-        squatter.bind(("127.0.0.1", job.cluster.control_port))
-        squatter.listen()
+def test_where_the_coordinators_port_is_taken_the_next_one_serves(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, 1, 1, ["--lease-s=5"]) as job:
+        with socket.create_server(("127.0.0.1", job.cluster.control_port)):
+            assert job.start().wait() == {"data-1": 0, "trainer-1": 0}, job.outputs()
+        assert job.summary()["rows"] == 400
+        log = (job.run_dir / "logs" / "data-1" / "coordinator.log").read_text()
+        assert f"Taking port {job.cluster.control_port + 1}" in log
+
+
+@pytest.mark.slow
+def test_coordinator_ports_that_are_all_taken_are_named(tmp_path: Path) -> None:
+    with LocalJob(tmp_path, 1, 1, SLOW) as job, contextlib.ExitStack() as squatters:
+        for number in range(CONTROL_PORTS):
+            squatters.enter_context(socket.create_server(("127.0.0.1", job.cluster.control_port + number)))
         job.start("data-1")
         assert job.wait(30) == {"data-1": 2}, job.outputs()
         assert str(job.cluster.control_port) in job.output("data-1")

@@ -63,9 +63,9 @@ def spawn_coordinator(make_config) -> Iterator[Callable[..., CoordinatorProcess]
 def make_client() -> Iterator[Callable[..., ControlClient]]:
     made: list[ControlClient] = []
 
-    def make(address: str, host: str = "", token: str | None = None) -> ControlClient:
+    def make(address: str, host: str = "", token: str | None = None, **more: str) -> ControlClient:
         role = {"d": "data", "t": "trainer", "": ""}[host[:1]]
-        made.append(ControlClient(address, token, host, role))
+        made.append(ControlClient(address, token, host, role, **more))
         return made[-1]
 
     yield make
