@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 from hetero import errors
@@ -19,6 +20,10 @@ from hetero.errors import (
     TrainerLost,
 )
 from hetero.job import InputContext, Job, TrainContext
+
+# Read by gRPC when it is first imported. Its own resolver asks name servers even for names that /etc/hosts has: where
+# none answers, as on a host whose network is cut, each new connection would wait for them.
+os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
 
 __version__ = "0.1.0"
 

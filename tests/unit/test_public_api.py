@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -67,3 +68,11 @@ def test_importing_hetero_takes_under_150_ms_and_loads_nothing_heavy() -> None:
 def test_launchers_and_the_command_line_load_neither_tensorflow_nor_horovod(module: str) -> None:
     _, loaded = import_alone(module)
     assert not loaded & {"tensorflow", "tensorflow_io", "keras", "horovod", "sagemaker_training", "boto3"}
+
+
+@pytest.mark.parametrize(("set_already", "expected"), [({}, "native"), ({"GRPC_DNS_RESOLVER": "ares"}, "ares")])
+def test_grpc_asks_the_system_for_host_names_unless_told_otherwise(set_already: dict[str, str], expected: str) -> None:
+    code = "import hetero, os; print(os.environ['GRPC_DNS_RESOLVER'])"
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_DNS_RESOLVER"} | set_already
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
