@@ -18,10 +18,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hetero.errors import DataServiceLost, HeteroError
-from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, worker_key
+from hetero.host import (
+    CHANNELS_KEY,
+    CONFIG_VARIABLE,
+    PORT_VARIABLE,
+    PROCESS_VARIABLE,
+    HostConfig,
+    refuse_without_channels,
+    told_channels,
+    worker_key,
+)
+from hetero.process import memory_folder
 from hetero.process.child import die_with_parent
 from hetero.process.failure import record_exception
 from hetero.process.heap import give_back_freed_memory, share_one_heap
+from hetero.process.priority import yield_to_others
+from hetero.topology import Role
+from hetero.training.peers import follows_from_a_peer
 
 if TYPE_CHECKING:
     from hetero.control.state import JobState
@@ -35,11 +48,13 @@ def main(argv: list[str] | None = None) -> int:
     process = os.environ[PROCESS_VARIABLE]
     error_path = config.run().error(config.host, process)
     try:
+        if config.topology.current.role is Role.TRAINER and kind in _LOCAL:
+            yield_to_others()
         _MAINS[kind](config, *arguments)
     except SystemExit as error:
         return _exit_code(error)
     except BaseException as error:  # the launcher reports it, whatever it is
-        secondary = _follows_from_a_peer(error)
+        secondary = follows_from_a_peer(error)
         record_exception(error_path, error, host=config.host, process=process, secondary=secondary)
         if isinstance(error, HeteroError):
             print(f"error: {error}", file=sys.stderr, flush=True)
@@ -54,24 +69,6 @@ def _exit_code(error: SystemExit) -> int:
         return error.code or 0
     print(error.code, file=sys.stderr, flush=True)
     return 1
-
-
-def _follows_from_a_peer(error: BaseException) -> bool:
-    if isinstance(error, HeteroError) and error.secondary:
-        return True
-    checks = []
-    if "horovod" in sys.modules:
-        from hetero.training import horovod
-
-        checks.append(horovod.is_peer_failure)
-    if "torch.distributed" in sys.modules:
-        from hetero.training import torch_peers
-
-        checks.append(torch_peers.is_peer_failure)
-    try:
-        return any(check(error) for check in checks)
-    except Exception:  # they read the error's text, and that can raise whatever the job made of it
-        return False
 
 
 def run_coordinator(config: HostConfig) -> None:
@@ -98,6 +95,8 @@ def run_coordinator(config: HostConfig) -> None:
             required_endpoints=("dispatcher",) if config.engine == "tf_data" else (),
             splits=config.engine == "grpc",
             deterministic=settings.deterministic,
+            sharded=config.sharded_channels if config.engine == "grpc" else (),
+            epochs=settings.epochs,
             bad_split=settings.bad_split,
             tls=config.tls,
         )
@@ -114,6 +113,7 @@ def run_dispatcher(config: HostConfig) -> None:
     dispatcher: list[Dispatcher] = []
 
     def listening(port: int) -> None:
+        control.publish(CHANNELS_KEY, told_channels(config))
         control.publish("dispatcher", f"{config.topology.current.address}:{port}")
         dispatcher.append(Dispatcher(f"127.0.0.1:{port}"))
 
@@ -126,16 +126,20 @@ def run_dispatcher(config: HostConfig) -> None:
             with contextlib.suppress(DataServiceLost):  # itself is being asked: the next tick asks again
                 dispatcher[0].retire_all(lost)
 
-    work = config.run().work(config.host) / "dispatcher"
+    memory = memory_folder.path_of(config.run_id)
+    work = (memory if memory.is_dir() else config.run().work(config.host)) / "dispatcher"
     serve_dispatcher(_preferred_port(), work, run_id=config.run_id, on_listening=listening, on_tick=tick)
 
 
 def lost_workers(state: JobState | None) -> list[str]:
-    """Return the addresses of the data workers that are gone for good: with their host, or given up by it."""
+    """Return the addresses of the workers that are gone for good: with their host, or given up by it.
+
+    Trainer hosts can have workers too.
+    """
     lost = []
-    for host in state.data_hosts if state else ():
+    for host in state.hosts if state else ():
         gone = host.lost or host.left or host.workers_gone_for_good
-        given_up = {process.name for process in host.processes if process.state == "failed"}
+        given_up = {process.name for process in host.processes if process.state in ("failed", "stopped")}
         for key, value in (state.endpoints if state else {}).items():
             kind, _, rest = key.partition("/")
             name, _, process_name = rest.rpartition("/")
@@ -155,6 +159,8 @@ def run_worker(config: HostConfig, _index: str) -> None:
     )
     if state.ended:
         signal.pause()  # the launcher hears of the end too, and stops this process
+    if config.topology.current.role is Role.TRAINER:
+        refuse_without_channels(config, state.endpoints)
     published: dict[str, str] = {}
     port: list[int] = []
 
@@ -197,6 +203,13 @@ def run_feed_worker(config: HostConfig, workers: str) -> None:
     serve_worker(config, os.environ[PROCESS_VARIABLE], int(workers))
 
 
+def run_lister(config: HostConfig) -> None:
+    """List the job's splits for rank 0, whose host lacks the channel that they are of."""
+    from hetero.listing import serve_list
+
+    serve_list(config, os.environ[PROCESS_VARIABLE])
+
+
 def _touch(pulse: Path) -> None:
     with contextlib.suppress(OSError):  # a full disk is no reason to stop serving
         pulse.touch()
@@ -213,6 +226,8 @@ def run_rank(config: HostConfig, local_rank: str) -> None:
     Rank(config, int(local_rank)).run()
 
 
+_LOCAL = ("feed", "feed-worker", "worker")
+"""What a trainer host runs beside its ranks if it has local workers: they must not slow training down."""
 _MAINS: Mapping[str, Callable[..., None]] = {
     "coordinator": run_coordinator,
     "dispatcher": run_dispatcher,
@@ -220,6 +235,7 @@ _MAINS: Mapping[str, Callable[..., None]] = {
     "feed": run_feed,
     "feed-worker": run_feed_worker,
     "rank": run_rank,
+    "lister": run_lister,
 }
 
 
@@ -248,7 +264,10 @@ def leave(code: int) -> NoReturn:
 
     watchdog = threading.Timer(EXIT_HANDLERS_S[code == 0], give_up)
     watchdog.daemon = True
-    watchdog.start()
+    try:
+        watchdog.start()
+    except RuntimeError:  # no memory for a thread: then the handlers cannot be bounded
+        give_up()
     atexit._run_exitfuncs()  # noqa: SLF001  there is no public way to run them without ending the interpreter
     flush()
     os._exit(code)

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from hetero.control.state import JobState, Outcome
 from hetero.errors import ChildFailed, DataServiceLost, HeteroError, PeerNeverCame, TrainerLost
+from hetero.host import LISTING_KEY
 from hetero.life import Ending, HostLife
+from hetero.plan import LISTER
 from hetero.process.failure import Failure
 from hetero.spec import ProcessKind, ProcessSpec
 
@@ -28,12 +30,14 @@ class DataHostLife(HostLife):
 
     def _on_state(self, state: JobState) -> Ending | None:
         if not state.ended:
+            if self._hosts_coordinator and LISTING_KEY in state.endpoints and LISTER.name not in self._specs:
+                self._start(LISTER)
             return None
         ending = self._end_by_state(state, self._EXIT_CODES)
         return ending if ending.exit_code else replace(ending, cause=None)
 
     def _on_child_done(self, spec: ProcessSpec) -> Ending | None:
-        if spec.kind is ProcessKind.COORDINATOR:
+        if spec.kind in (ProcessKind.COORDINATOR, ProcessKind.LISTER):
             return None
         # Services run until they are told to stop; one that ends by itself, however well, has stopped preparing input.
         return self._end_by(ChildFailed(f"{spec.name} on {self._config.host} ended by itself with exit code 0."))
@@ -42,7 +46,7 @@ class DataHostLife(HostLife):
         with contextlib.suppress(HeteroError):  # should the job be lost by this, the coordinator knows why
             age_s = max(0.0, time.time() - failure.time_s)
             self._control.report_failure(failure.to_dict(), age_s, timeout_s=self._tell_timeout_s)
-        if spec.kind in (ProcessKind.DISPATCHER, ProcessKind.FEED):
+        if spec.kind in (ProcessKind.DISPATCHER, ProcessKind.FEED, ProcessKind.LISTER):
             return self._failed(failure)
         workers = {name for name, other in self._specs.items() if other.kind is ProcessKind.WORKER}
         if self._hosts_coordinator or not workers <= self._given_up:
@@ -52,5 +56,6 @@ class DataHostLife(HostLife):
     def _coordinator_gone(self, seconds: float) -> HeteroError:
         return DataServiceLost(
             f"The coordinator at {self._config.control_address} has not answered for {seconds:.0f} s: the first data "
-            f"host ({self._topology.coordinator_host.name}) is gone, and with it the job's input. See that host's log."
+            f"host ({self._topology.coordinator_host.name}) is lost, and with it the input, or this host is cut off. "
+            "See that host's log."
         )

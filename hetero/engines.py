@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,7 @@ class DataService:
         return state.endpoints["dispatcher"]
 
     def feeds(self) -> dict[str, str]:
-        """Return host:port of each data host's feed, by host, but for hosts that are gone."""
+        """Return host:port of each feed, local workers' included, by host, but for hosts that are gone."""
         state, gone = self._state(), self._gone()
         known = state.endpoints.items() if state else ()
         return {
@@ -64,17 +65,18 @@ class DataService:
         return state.workers_alive if state else 0
 
     def lost(self) -> bool:
-        """Return True if a data host is gone for good."""
+        """Return True if a data host, or the local workers of a trainer host, are gone for good."""
         return bool(self._gone())
 
-    def idle(self, open_epochs: int) -> bool:
+    def idle(self, open_epochs: int, *, though_none_is_lost: bool = False) -> bool:
         """Return True if a data host is gone for good and the workers of all others have nothing to do.
 
         Args:
             open_epochs: How many later epochs are open: a worker has one task for each.
+            though_none_is_lost: Return True also if no data host is gone.
         """
         state, gone = self._state(), self._gone()
-        if state is None or not gone:
+        if state is None or not (gone or though_none_is_lost):
             return False
         living = {name: value for name, value in state.endpoints.items() if name.startswith("worker/")}
         return all(
@@ -83,7 +85,11 @@ class DataService:
 
     def _gone(self) -> set[str]:
         state = self._state()
-        hosts = state.data_hosts if state else ()
+        if state is None:
+            return set()
+        # Of trainer hosts only those count that had workers of their own.
+        prepared = {name.split("/")[1] for name in state.endpoints if name.startswith("worker/")}
+        hosts = (*state.data_hosts, *(host for host in state.trainer_hosts if host.name in prepared))
         return {host.name for host in hosts if host.lost or host.left or host.workers_gone_for_good}
 
 
@@ -127,6 +133,7 @@ class FeedOpener:
             size,
             run_id,
             self._client,
+            stray_channels=[name for name in config.sharded_channels if config.channels().has_files(name)],
             cluster=config.topology.cluster_id,
             tls=config.tls,
         )
@@ -140,6 +147,22 @@ class FeedOpener:
         """End all connections and threads. May be repeated."""
         self._client.close()
         self._follower.close()
+
+
+class WallClock:
+    """Notices that the wall clock was set back, by which TensorFlow's client counts the time between two questions.
+
+    Set back by an hour it asks only after that hour whether the epoch has ended.
+    """
+
+    def __init__(self) -> None:
+        self._most_ahead_s = time.time() - time.monotonic()
+
+    def was_set_back(self) -> bool:
+        """Return whether it stands at least a second behind where it once stood."""
+        ahead_s = time.time() - time.monotonic()
+        self._most_ahead_s = max(self._most_ahead_s, ahead_s)
+        return self._most_ahead_s - ahead_s >= 1.0
 
 
 class TfDataOpener:
@@ -159,6 +182,7 @@ class TfDataOpener:
         self._make_inputs, self._service = make_inputs, service
         self._run_id, self._rank, self._exchange = run_id, rank, exchange
         self._newest = -1
+        self._clock = WallClock()
 
     def __call__(self, epoch: int) -> Source:
         """Return the epoch's source; by then the workers prepare its first batches."""
@@ -179,8 +203,10 @@ class TfDataOpener:
             name,
             job_name=name,
             max_outstanding_requests=max(OUTSTANDING_REQUESTS, self._service.workers()),
-            service_idle=lambda: self._service.idle(open_epochs=self._newest - epoch),
-            service_lost=self._service.lost,
+            service_idle=lambda: self._service.idle(
+                open_epochs=self._newest - epoch, though_none_is_lost=self._clock.was_set_back()
+            ),
+            service_lost=lambda: self._service.lost() or self._clock.was_set_back(),
         )
         source.join()
         self._newest = max(self._newest, epoch)

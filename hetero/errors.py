@@ -121,9 +121,10 @@ class Stopped(HeteroError):
 
     Args:
         signum: The signal received, SIGTERM or SIGINT.
+        why: Who sent it, where that is known.
     """
 
-    def __init__(self, signum: int) -> None:
+    def __init__(self, signum: int, why: str = "") -> None:
         self.signum = signum
         self.exit_code = 128 + signum
-        super().__init__(f"stopped by {_signal.Signals(signum).name}")
+        super().__init__(f"stopped by {_signal.Signals(signum).name}{why and f': {why}'}")

@@ -1,4 +1,8 @@
-"""The `grpc` engine on a data host: its feed's process and its workers', put together from control and data."""
+"""The `grpc` engine on a data host: its feed's process and its workers', put together from control and data.
+
+A trainer host with local workers has the same. What fails there may well succeed on a data host, which lacks nothing:
+so the first split in which the job's code fails ends that feed, and with it the host's local workers.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,20 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from hetero._proto import splits_pb2 as pb
 from hetero.control.split_serve import ServeLink
+from hetero.control.state import cause_from_json, failure_of
 from hetero.data import feed_worker
 from hetero.data.feed_server import FeedConfig, FeedServer
 from hetero.data.local import checked_dataset
-from hetero.errors import HeteroError, JobFileError
-from hetero.host import HostConfig, feed_key, worker_key
-from hetero.job import InputContext, Job
+from hetero.errors import EngineError, HeteroError, JobFileError
+from hetero.host import CHANNELS_KEY, HostConfig, feed_key, refuse_without_channels, told_channels, worker_key
+from hetero.inputs import s3
+from hetero.job import Job
 from hetero.job_file import load_job
+from hetero.listing import input_context, list_own, mark_local
+from hetero.topology import Role
 
 _PULSE_S = 1.0
 _PUBLISH_RETRY_S = 1.0
@@ -50,6 +58,10 @@ class _Feed:
         self._unpublished: dict[str, str] = {}
         self._to_publish = asyncio.Event()
         self._ready_workers: set[str] = set()
+        self._is_local = config.topology.current.role is Role.TRAINER
+        self._link: ServeLink | None = None
+        self._unfit: EngineError | None = None
+        self._is_unfit = asyncio.Event()
 
     async def run(self) -> None:
         stop = asyncio.Event()
@@ -58,9 +70,15 @@ class _Feed:
         config, settings = self._config, self._config.settings
         with self._control:
             state = await asyncio.to_thread(
-                self._control.wait_for, lambda _: True, settings.start_timeout_s, "The coordinator"
+                self._control.wait_for,
+                lambda state: not self._is_local or CHANNELS_KEY in state.endpoints,
+                settings.start_timeout_s,
+                "The first data host's feed" if self._is_local else "The coordinator",
             )
-            link: ServeLink | None = None
+            if config.topology.current == config.topology.coordinator_host:
+                self._announce(CHANNELS_KEY, told_channels(config))
+            elif self._is_local and not state.ended:
+                refuse_without_channels(config, state.endpoints)
             server = FeedServer(
                 FeedConfig(
                     host=config.host,
@@ -72,10 +90,10 @@ class _Feed:
                     worker_socket=socket_name(config),
                     worker_secret=secret(config),
                 ),
-                lambda request: link.send(request) if link is not None else None,
+                self._send,
                 on_worker=self._on_worker,
             )
-            link = ServeLink(
+            self._link = ServeLink(
                 lambda: self._control.address,
                 settings.token,
                 config.host,
@@ -86,17 +104,38 @@ class _Feed:
             )
             self._port = await server.start()
             self._announce(feed_key(config.host), self._address)
-            tasks = [asyncio.create_task(job) for job in (link.run(), self._publish(), self._beat())]
+            tasks = [asyncio.create_task(job) for job in (self._link.run(), self._publish(), self._beat())]
             try:
-                await asyncio.wait([asyncio.create_task(stop.wait()), *tasks], return_when=asyncio.FIRST_COMPLETED)
+                ends = [asyncio.create_task(event.wait()) for event in (stop, self._is_unfit)]
+                await asyncio.wait([*ends, *tasks], return_when=asyncio.FIRST_COMPLETED)
                 for task in tasks:
                     if task.done():
                         task.result()  # raises what ended it
+                if self._unfit is not None:
+                    raise self._unfit
             finally:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
                 await server.stop()
+
+    def _send(self, request: pb.ServeRequest) -> None:
+        """Say something to the coordinator, but for a failure that need not be the job's."""
+        if request.bad and self._is_local and self._others_serve():
+            why = failure_of(cause_from_json(request.bad[0].cause_json) or {}).describe()
+            text = f"The job's inputs failed on trainer host {self._config.host}, a data host takes the split: {why}"
+            self._unfit = self._unfit or EngineError(text)
+            self._is_unfit.set()
+            return
+        if request.HasField("list"):
+            mark_local(request.list, self._config.channels())
+        if self._link is not None:
+            self._link.send(request)
+
+    def _others_serve(self) -> bool:
+        """Return whether a data host can still prepare input."""
+        state = self._control.state
+        return state is not None and any(h.registered and not h.lost and not h.left for h in state.data_hosts)
 
     @property
     def _address(self) -> str:
@@ -143,28 +182,19 @@ def serve_worker(config: HostConfig, process: str, workers: int) -> None:
     """
     pulse = config.run().pulse(config.host, process)
     threading.Thread(target=_beat_for_ever, args=(pulse,), name="hetero-pulse", daemon=True).start()
+    s3.prepare(config.settings.channels)
     job = _load(config)
     assert job.inputs_function is not None  # noqa: S101  load_job checked it
     make_inputs = job.inputs_function
     settings = config.settings
-
-    def context(splits: tuple[Any, ...], epoch: int) -> InputContext:
-        return InputContext(
-            splits=splits,
-            epoch=epoch,
-            batch_size=settings.batch_size,
-            params=settings.params,
-            channels=settings.channels,
-            run_seed=settings.seed,
-        )
 
     feed_worker.serve(
         socket_name(config),
         secret(config),
         process,
         max(1, settings.buffer_bytes // workers),
-        lambda value, epoch: checked_dataset(make_inputs(context((value,), epoch)), "grpc"),
-        lambda: job.list_splits(context((), 0)),
+        lambda value, epoch: checked_dataset(make_inputs(input_context(config, (value,), epoch)), "grpc"),
+        lambda: list_own(job, config),
         host=config.host,
     )
 
@@ -187,8 +217,8 @@ def _load(config: HostConfig) -> Job:
     except Exception as error:
         traceback.print_exc()
         raise JobFileError(
-            f"The job's file cannot be run on data host {config.host}: {type(error).__name__}: {error}. "
-            "Under grpc its inputs run there: install what it imports on the data hosts too."
+            f"The job's file cannot be run on {config.topology.current.role.value} host {config.host}: "
+            f"{type(error).__name__}: {error}. Under grpc its inputs run there: install what it imports there too."
         ) from error
 
 

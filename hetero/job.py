@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from hetero.channels import Channels, files_below
 from hetero.errors import InputError, JobFileError
+from hetero.inputs import s3
 
 FRAMEWORKS = ("tensorflow", "torch")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -89,7 +91,8 @@ class Job:
                 raise InputError(f"The splits function of job {self.name!r} returned {found!r}; it must return a list.")
             splits = [str(split) if isinstance(split, Path) else split for split in found]
         if not splits:
-            raise InputError(f"Job {self.name!r} has no splits: its splits function returned an empty list.")
+            why = f"Job {self.name!r} has no splits: its splits function returned an empty list."
+            raise InputError(f"{why} {Channels.of(context.channels).why_lacking()}".strip())
         try:
             return list(json.loads(json.dumps(splits)))
         except (TypeError, ValueError) as error:
@@ -116,7 +119,7 @@ class InputContext:
         epoch: Counts from 0.
         batch_size: Rows that a rank takes in one step.
         params: The job's own options.
-        channels: Name of each input channel and its folder.
+        channels: Name of each input channel and its folder, or its address (`s3://bucket/prefix`).
         run_seed: `--seed`; use `seed` and `seed_for`.
     """
 
@@ -145,7 +148,7 @@ class InputContext:
         return _seed(self.run_seed, self.epoch, split)
 
     def channel(self, name: str) -> str:
-        """Return the folder of an input channel.
+        """Return the folder of an input channel, or its address (`s3://bucket/prefix`).
 
         Raises:
             InputError: there is no such channel here; the message lists those that are.
@@ -153,27 +156,31 @@ class InputContext:
         try:
             return self.channels[name]
         except KeyError:
-            have = ", ".join(sorted(self.channels)) or "none"
-            raise InputError(
-                f"There is no channel {name!r} (channels: {have}). Give --channel {name}=FOLDER."
-            ) from None
+            raise InputError(Channels.of(self.channels).missing(name)) from None
 
-    def channel_files(self, name: str) -> list[Path]:
-        """Return the files of a channel, hidden ones left out, sorted by path."""
-        folder = Path(self.channel(name))
+    def channel_files(self, name: str) -> list[Path] | list[str]:
+        """Return the files of a channel, hidden ones left out, sorted by path.
+
+        Those of a channel in S3 are addresses, as text: a Path would make `s3:/` of `s3://`.
+
+        Raises:
+            InputError: there is no such channel here, or it has no files here; the message says what to do.
+        """
+        if s3.is_address(address := self.channel(name)):
+            try:
+                return s3.files(address)
+            except InputError as error:
+                raise InputError(f"Channel {name!r}: {error}") from error
+        folder, channels = Path(address), Channels.of(self.channels)
+        if (problem := channels.without_files(name)) is not None:
+            raise InputError(problem)
         if not folder.exists():
-            raise InputError(
-                f"Channel {name!r} is {str(folder)!r}, which does not exist. Correct --channel {name}=FOLDER."
-            )
+            raise InputError(channels.absent(name))
         if folder.is_file():
             return [folder]
-        files = sorted(
-            path
-            for path in folder.rglob("*")
-            if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        )
+        files = sorted(files_below(folder))
         if not files:
-            raise InputError(f"Channel {name!r} ({folder}) has no files. Put the data there or name another folder.")
+            raise InputError(channels.empty(name))
         return files
 
 
@@ -202,6 +209,8 @@ class TrainContext:
         model_dir: Where rank 0 saves the model.
         run_dir: The folder of the run.
         host: Name of this host.
+        checkpoint_folder: See `checkpoint_dir`.
+        register_save: What `on_stop` hands its function to; None where nobody will stop this rank.
     """
 
     feed: Feed
@@ -217,6 +226,8 @@ class TrainContext:
     model_dir: Path | None = None
     run_dir: Path | None = None
     host: str = ""
+    checkpoint_folder: Path | None = None
+    register_save: Callable[[Callable[[], Any]], None] | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -251,8 +262,46 @@ class TrainContext:
         """Keep numbers of the job: they go to metrics.jsonl with the next step and to `results` in summary.json."""
         self.feed.log(values)
 
+    def on_stop(self, save: Callable[[], Any]) -> None:
+        """Have rank 0 call `save` when the job is stopped before its end, so that it can leave a checkpoint.
+
+        All ranks register it, in the thread that `train` was called in; another one replaces it. It is called once,
+        between two steps where one ends in time, and has what is left of `--grace-s`. The other ranks are on their way
+        out: no collective operations in it. What it raises is reported.
+
+        Args:
+            save: Function without arguments.
+
+        Raises:
+            InputError: It cannot be called, or this is another thread.
+        """
+        if not callable(save):
+            raise InputError(f"ctx.on_stop got {save!r}; it needs a function without arguments.")
+        if self.register_save is not None:
+            self.register_save(save)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """The folder for checkpoints, made if need be; a later run with the same `--checkpoint-dir` finds them there.
+
+        On SageMaker /opt/ml/checkpoints, which SageMaker copies to S3 and restores where an interrupted job restarts;
+        elsewhere `checkpoints` in the run folder, unless `--checkpoint-dir` says otherwise.
+
+        Raises:
+            InputError: There is none, or it cannot be made.
+        """
+        folder = self.checkpoint_folder
+        if folder is None:
+            raise InputError("This context has no folder for checkpoints; a job's own has one.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            why = f"Cannot make the checkpoint folder {folder}: {error.strerror}."
+            raise InputError(f"{why} Give a --checkpoint-dir that can be made.") from error
+        return folder
+
     def channel(self, name: str) -> str:
-        """Return the folder of an input channel; InputError if there is none of that name."""
+        """Return the folder of an input channel, or its address; InputError if there is none of that name."""
         return InputContext(channels=self.channels).channel(name)
 
 

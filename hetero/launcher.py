@@ -18,15 +18,21 @@ from pathlib import Path
 
 from hetero import clusters
 from hetero.clusters import local
+from hetero.companion import CompanionLife
 from hetero.data_host import DataHostLife
 from hetero.errors import HeteroError, SettingsError
 from hetero.host import HostConfig
 from hetero.job_file import settle
+from hetero.life import HostLife
+from hetero.mpi import MpiRank
 from hetero.options import likely_misspelt
 from hetero.plan import Hardware, HostPlan, plan_host
 from hetero.process.child import PARENT_PID, die_with_parent
 from hetero.process.console import Console
+from hetero.process.cpu_quota import available_cpus
 from hetero.process.failure import Failure, sagemaker_text
+from hetero.process.parent import PARENT_GONE, watch_parent
+from hetero.process.starter import end_starter
 from hetero.process.supervisor import Supervisor
 from hetero.rundir import default_run_dir
 from hetero.settings import resolve_engine
@@ -49,14 +55,17 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], started_s: float) -
     Raises:
         SettingsError, TopologyError, JobFileError, EngineError: with all that is wrong, the value and the next step.
     """
-    _refuse_mpirun(environ)
     declaration, settings = settle(argv, environ)
     topology = clusters.detect(environ, settings)
     engine = resolve_engine(settings, topology, declaration.engine)
     settings = clusters.complete(settings, environ)
+    mpi = MpiRank.from_environ(environ)
+    if mpi is not None and mpi.size > 1 and settings.run_dir is None:
+        raise SettingsError(["--run-dir is missing: the launchers that mpirun starts need to be told one folder"])
     run_dir = settings.run_dir or default_run_dir(declaration.name)
     settings = replace(settings, run_dir=run_dir, model_dir=clusters.model_dir(settings, environ, run_dir))
-    plan = plan_host(topology, settings, engine, hardware_of(topology))
+    settings = replace(settings, checkpoint_dir=clusters.checkpoint_dir(settings, environ, run_dir))
+    plan = plan_host(topology, settings, engine, hardware_of(topology), mpi)
     config = HostConfig(
         settings=settings,
         topology=topology,
@@ -66,6 +75,9 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], started_s: float) -
         run_id=uuid.uuid4().hex[:12],
         control_address=plan.control_address,
         started_s=started_s,
+        mpi=mpi if plan.role is Role.TRAINER else None,
+        sharded_channels=clusters.sharded_channels(settings, environ),
+        piped_channels=clusters.piped_channels(settings, environ),
     )
     if problems := config.tls.check():
         raise SettingsError(problems)
@@ -75,9 +87,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], started_s: float) -
 
 def hardware_of(topology: Topology) -> Hardware:
     """Return what this host offers: the CPUs it may use, and NVIDIA GPUs as the driver lists them."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    pinned = topology.current.cpus
-    return Hardware(cpus=len(pinned) if pinned else allowed, gpus=_count_gpus(os.environ))
+    return Hardware(cpus=available_cpus(topology.current.cpus), gpus=_count_gpus(os.environ))
 
 
 def _count_gpus(environ: Mapping[str, str]) -> int:
@@ -89,14 +99,10 @@ def _count_gpus(environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _refuse_mpirun(environ: Mapping[str, str]) -> None:
-    size = environ.get("OMPI_COMM_WORLD_SIZE", "1")
-    if size.isdigit() and int(size) > 1:
-        problem = (
-            f"mpirun started this launcher as one of {size} ranks (OMPI_COMM_WORLD_SIZE), but launcher.py starts "
-            f"the ranks itself: take `mpi` out of the job's `distribution`"
-        )
-        raise SettingsError([problem])
+def _life_class(config: HostConfig) -> type[HostLife]:
+    if config.topology.current.role is Role.DATA:
+        return DataHostLife
+    return TrainerHostLife if config.mpi is None or config.mpi.leads_host else CompanionLife
 
 
 def _child_environment(config: HostConfig, console: Console) -> dict[str, str]:
@@ -125,36 +131,46 @@ def _report_failure(error: HeteroError) -> None:
             path.write_text(sagemaker_text(failure), encoding="utf-8")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run this host's part of the job and return the exit code (DESIGN: Exit codes)."""
-    started_s = time.time()
+def _end_when_told() -> None:
+    """Hear signals, and of the end of whoever started this launcher."""
     for signum in (signal.SIGTERM, signal.SIGINT):  # until HostLife takes them over there is nobody to tell
         signal.signal(signum, lambda number, _frame: sys.exit(128 + number))
     if PARENT_PID in os.environ:
         die_with_parent()  # a virtual host ends with `hetero run`
+    elif clusters.ends_with_parent(os.environ):
+        signal.signal(PARENT_GONE, lambda *_: sys.exit(128 + signal.SIGTERM))
+        watch_parent()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run this host's part of the job and return the exit code (DESIGN: Exit codes)."""
+    started_s = time.time()
+    _end_when_told()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         prepared = prepare(arguments, os.environ, started_s)
         prepared.config.run().create()
     except HeteroError as error:
         _report_failure(error)
+        if MpiRank.started(os.environ):
+            clusters.end_mpi_wait(os.environ)
         return error.exit_code
     config, plan = prepared.config, prepared.plan
     warning = local.pin(config.topology.current.cpus)
     if warning:
         print(warning, flush=True)
-    if config.topology.chief == config.topology.current:
+    if config.is_chief:
         for line in prepared.warnings:
             print(f"warning: {line}", flush=True)
     settings = config.settings
-    with Console() as console, Supervisor(settings.grace_s, console, host=config.host) as supervisor:
-        life_class = DataHostLife if plan.role is Role.DATA else TrainerHostLife
-        life = life_class(config, plan, supervisor, _child_environment(config, console))
-        exit_code, cause = life.run()
-    path = clusters.failure_file(os.environ)
-    if path is not None and exit_code and cause is not None:
-        with contextlib.suppress(OSError):
-            path.write_text(sagemaker_text(cause), encoding="utf-8")
+    console = Console(bar=config.mpi is None)
+    with console, Supervisor(settings.grace_s, console, host=config.host) as supervisor:
+        life = _life_class(config)(config, plan, supervisor, _child_environment(config, console))
+        exit_code, _ = life.run()
+    if exit_code and config.mpi is not None:
+        clusters.end_mpi_wait(os.environ)
+        if config.mpi.leads_host:
+            end_starter(config.mpi.aborted_within_s)
     return exit_code
 
 

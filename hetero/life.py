@@ -8,6 +8,7 @@ that nobody pays for a host that waits out a grace period.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import threading
@@ -15,14 +16,17 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from hetero import clusters
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
 from hetero.errors import HeteroError, PeerNeverCame, SettingsError, Stopped
 from hetero.frozen import FrozenServices
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, feed_key, open_tasks, worker_key
 from hetero.plan import HostPlan
+from hetero.process import memory_folder
 from hetero.process.child import ChildSpec
-from hetero.process.failure import Failure
+from hetero.process.failure import Failure, sagemaker_text
 from hetero.process.group import ChildEnded
+from hetero.process.parent import PARENT_GONE
 from hetero.process.supervisor import Supervisor
 from hetero.rundir import write_json_atomic
 from hetero.spec import ProcessKind, ProcessSpec
@@ -34,15 +38,19 @@ UNHEARD_TIMEOUT_S = 0.2
 COORDINATOR_START_S = 3.0
 """A coordinator that runs for less than this may only just be coming up."""
 _SERVICES = (ProcessKind.DISPATCHER, ProcessKind.FEED, ProcessKind.WORKER)
+_ORPHANED = "the process that started this launcher has ended"
+MPIRUN_MARGIN_S = 0.5
+"""How long before mpirun's SIGKILL a launcher has ended its children, to write what became of it."""
 FAREWELL_S = 1.5
 """How long the coordinator outlives the end so that every peer has heard of it."""
 
 
 @dataclass(frozen=True)
 class SignalReceived:
-    """A signal reached the launcher."""
+    """A signal reached the launcher, or what stands for one."""
 
     signum: int
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -98,17 +106,22 @@ class HostLife:
         self._state: JobState | None = None
         self._tell_timeout_s = TELL_TIMEOUT_S
         self._signals = 0
+        self._stopped_by: int | None = None
+        self._killed_at_s: float | None = None
         self._workers_lost = 0
         self._given_up: set[str] = set()
-        services = [spec.name for spec in plan.processes if spec.kind in _SERVICES]
+        later = plan.local_processes(plan.most_local_workers)
+        services = [spec.name for spec in (*plan.processes, *later) if spec.kind in _SERVICES]
         pulses = {name: self._run.pulse(config.host, name) for name in services}
         self._frozen = FrozenServices(pulses, self._settings.lease_s)
-        self._hosts_coordinator = config.topology.coordinator_host == config.topology.current
+        self._hosts_coordinator = plan.runs_coordinator
 
     def run(self) -> tuple[int, Failure | None]:
         """Live this host's life; return the launcher's exit code and the failure behind it, if there is one."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda number, _frame: self._on_signal(number))
+        if callable(signal.getsignal(PARENT_GONE)):  # the launcher watches its parent
+            signal.signal(PARENT_GONE, lambda *_: self._supervisor.post(SignalReceived(signal.SIGTERM, _ORPHANED)))
         try:
             self._make_work_folder()
             for spec in self._plan.processes:
@@ -126,13 +139,24 @@ class HostLife:
         except OSError as error:
             problem = f"cannot make {work}: {error.strerror}. Give a --run-dir that can be written"
             raise SettingsError([problem]) from error
+        if self._plan.of_kind(ProcessKind.DISPATCHER):
+            folder = memory_folder.make(self._config.run_id)
+            if folder is not None:
+                self._supervisor.own(folder)
 
     def _on_signal(self, signum: int) -> None:
         """Ask for the end; asked again, do not wait for anybody. Runs between two bytecodes of the main thread."""
         self._signals += 1
+        self._stopped_by = self._stopped_by or signum
         self._supervisor.post(SignalReceived(signum))
+        mpi = self._config.mpi
         if self._signals > 1:
             self._supervisor.hurry()
+        elif mpi is not None:  # mpirun will send SIGKILL soon
+            left_s = max(0.0, mpi.kill_after_s - MPIRUN_MARGIN_S)
+            self._killed_at_s = time.monotonic() + left_s
+            self._tell_timeout_s = min(self._tell_timeout_s, left_s / 2)
+            self._supervisor.hurry(within_s=left_s)
 
     # What a host of either role adds.
 
@@ -145,6 +169,13 @@ class HostLife:
     def _on_child_done(self, spec: ProcessSpec) -> Ending | None:
         raise NotImplementedError
 
+    def _on_stop(self, event: SignalReceived) -> Ending | None:
+        # The peers hear of it as the reason for leaving: a stop is the job's end, and no failure of this host.
+        return replace(self._end_by(Stopped(event.signum, event.why)), failure=None)
+
+    def _introduce(self) -> None:
+        """Tell the peers what they must know of this host beside its report; once it is registered."""
+
     def _tell(self, ending: Ending) -> Ending:
         """Tell the peers; return the ending with what they knew better."""
         self._control.leave(ending.reason, report=self._report(), timeout_s=self._tell_timeout_s)
@@ -153,12 +184,21 @@ class HostLife:
     def _coordinator_gone(self, seconds: float) -> HeteroError:
         raise NotImplementedError
 
+    def _before_stop(self, ending: Ending) -> None:
+        """Say to the children why they are about to be stopped."""
+
+    def _after_stop(self, ending: Ending) -> Ending:
+        """Return the ending with what the children made of it."""
+        return ending
+
     # Start.
 
     def _start(self, spec: ProcessSpec) -> None:
         host = self._topology.current
+        self._specs[spec.name] = spec
         environment = {**self._environment, **spec.env, PROCESS_VARIABLE: spec.name, PORT_VARIABLE: str(spec.port or 0)}
-        self._run.finished(host.name, spec.name).unlink(missing_ok=True)
+        for left in (self._run.finished(host.name, spec.name), self._run.order(host.name, spec.name)):
+            left.unlink(missing_ok=True)
         self._supervisor.start(
             ChildSpec(
                 name=spec.name,
@@ -169,7 +209,7 @@ class HostLife:
                 restarts=spec.restarts,
                 error_path=self._run.error(host.name, spec.name),
                 critical=spec.critical,
-                endless=spec.kind is not ProcessKind.RANK,
+                endless=spec.kind not in (ProcessKind.RANK, ProcessKind.LISTER),
             )
         )
 
@@ -178,6 +218,7 @@ class HostLife:
         post = self._supervisor.post
         try:
             self._control.register(self._report(), self._settings.start_timeout_s)
+            self._introduce()
         except HeteroError as error:
             post(JoinFailed(error))
             return
@@ -188,12 +229,12 @@ class HostLife:
         """Return what this host tells of itself with each heartbeat."""
         children = self._supervisor.children()
         endpoints = self._state.endpoints if self._state else {}
-        workers = [spec.name for spec in self._plan.processes if spec.kind is ProcessKind.WORKER]
+        workers = [spec.name for spec in tuple(self._specs.values()) if spec.kind is ProcessKind.WORKER]
         running = {child.name for child in children if child.pid is not None}
         tasks = {name: open_tasks(endpoints.get(worker_key(self._config.host, name))) for name in workers}
         alive = [name for name in workers if name in running and tasks[name] is not None]
         return HostReport(
-            ranks=sum(spec.kind is ProcessKind.RANK for spec in self._plan.processes),
+            ranks=self._plan.ranks,
             workers_alive=len(alive),
             workers_busy=sum(bool(tasks[name]) for name in alive),
             workers_lost=self._workers_lost,
@@ -232,8 +273,7 @@ class HostLife:
     def _handle(self, event: object) -> Ending | None:
         ending = None
         if isinstance(event, SignalReceived):
-            # The peers hear of it as the reason for leaving: a stop is the job's end, and no failure of this host.
-            ending = replace(self._end_by(Stopped(event.signum)), failure=None)
+            ending = self._on_stop(event)
         elif isinstance(event, JoinFailed):
             ending = self._end_by(self._no_coordinator() if isinstance(event.error, PeerNeverCame) else event.error)
         elif isinstance(event, Unreachable):
@@ -307,8 +347,12 @@ class HostLife:
 
     def _leave(self, ending: Ending) -> tuple[int, Failure | None]:
         ending = self._tell(ending)
-        others = [spec.name for spec in self._plan.processes if spec.kind is not ProcessKind.COORDINATOR]
+        with contextlib.suppress(OSError):
+            self._note(ending)  # at once: whoever stops this launcher may not wait for its children
+        self._before_stop(ending)
+        others = [spec.name for spec in self._specs.values() if spec.kind is not ProcessKind.COORDINATOR]
         self._supervisor.stop(others)
+        ending = self._after_stop(ending)
         if self._hosts_coordinator:
             self._wait_for_farewells()
         self._supervisor.stop()
@@ -323,7 +367,7 @@ class HostLife:
     def _wait_for_farewells(self) -> None:
         """Keep the coordinator up until every peer that still lives has heard of the end."""
         deadline_s = time.monotonic() + FAREWELL_S
-        while (left_s := deadline_s - time.monotonic()) > 0:
+        while (left_s := min(deadline_s, self._killed_at_s or deadline_s) - time.monotonic()) > 0:
             state = self._control.state
             if state is not None and all(
                 host.left or host.lost or not host.registered for host in state.hosts if host.name != self._config.host
@@ -331,12 +375,22 @@ class HostLife:
                 return
             self._supervisor.next_event(timeout_s=min(left_s, 0.05))
 
-    def _write(self, ending: Ending) -> None:
-        """Write failure.json if something failed; the chief's word is the last one."""
+    def _note(self, ending: Ending) -> None:
+        """Write the cause where it is looked for; the chief's word is the last one. May be repeated."""
         if ending.cause is None:
             return
-        is_chief = self._topology.chief == self._topology.current
-        if is_chief or not self._run.failure.exists():
+        chief, path = self._config.is_chief, clusters.failure_file(os.environ)
+        if path is not None and ending.exit_code:
+            with contextlib.suppress(OSError):
+                if chief or self._config.mpi is None or not path.exists():  # else it may be another launcher's
+                    path.write_text(sagemaker_text(ending.cause), encoding="utf-8")
+        if chief or not self._run.failure.exists():
             write_json_atomic(self._run.failure, ending.cause.to_dict())
-        with contextlib.suppress(OSError):
-            print(f"[{self._topology.current.role.value} {self._config.host}] {ending.cause.describe()}", flush=True)
+
+    def _write(self, ending: Ending) -> None:
+        """Write what the host leaves."""
+        if ending.cause is not None:
+            role = self._topology.current.role.value
+            with contextlib.suppress(OSError):
+                print(f"[{role} {self._config.host}] {ending.cause.describe()}", flush=True)
+        self._note(ending)

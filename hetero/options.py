@@ -9,9 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetero.inputs import s3
+
 ENGINES = ("auto", "tf_data", "grpc", "local")
 _DAY_S = 86_400.0
 MIB = 1 << 20
+
+
+class WrongAddress(ValueError):
+    """A value that was meant as an address and is none; its text says why, without a full stop."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Option:
         low: Least value of a number.
         high: Greatest value of a number.
         choices: The words that are accepted; empty accepts any.
+        words: Words that are accepted beside numbers.
         default_text: What None stands for.
         field: Name in `Settings`, where it is not `name`.
         secret: Never shown in a message, a listing or a repr.
@@ -39,6 +46,7 @@ class Option:
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
     default_text: str = ""
     field: str = ""
     secret: bool = False
@@ -76,7 +84,7 @@ class Option:
             return f"one of {', '.join(self.choices)}"
         if self.type in (int, float):
             kind = "a whole number" if self.type is int else "a number"
-            return f"{kind} from {_number(self.low)} to {_number(self.high)}"
+            return ", or ".join((f"{kind} from {_number(self.low)} to {_number(self.high)}", *self.words))
         if self.secret:
             return "1 to 1024 printable ASCII characters without spaces"
         return {bool: "true or false", dict: "NAME=PATH", Path: "a path"}.get(self.type, "a text that is not empty")
@@ -85,12 +93,14 @@ class Option:
         """Return `value` (text from a flag, or a Python value) as this option's type.
 
         Raises:
-            ValueError: It is not one of this type within the bounds.
+            ValueError: It is not one of this type within the bounds; WrongAddress says more.
         """
         if isinstance(value, str) and not self.secret:
             value = _unquoted(value.strip())
         if self.type is bool:
             return _to_bool(value)
+        if isinstance(value, str) and value in self.words:
+            return value
         if self.type in (int, float):
             number = _to_int(value) if self.type is int else _to_float(value)
             if (self.low is not None and number < self.low) or (self.high is not None and number > self.high):
@@ -115,6 +125,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("epochs", int, 1, "passes over the input", 1, 2**31 - 1),
     Option("ranks_per_host", int, None, "training processes a trainer host", 1, 1024, default_text="GPUs, or 1"),
     Option("workers_per_host", int, None, "workers a data host", 1, 1024, default_text="tf_data 1, grpc one a CPU"),
+    Option("local_workers", int, 0, "workers on each trainer host, for its spare CPUs", 0, 1024, words=("auto",)),
     Option("control_port", int, 16000, "coordinator", 1, 65535),
     Option("data_port", int, 6000, "first data port", 1, 65535),
     Option("start_timeout_s", float, 600.0, "seconds until every host has to be there", 0.1, 7 * _DAY_S),
@@ -133,6 +144,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("tls_ca", Path, None, "certificates to check the other hosts' by, PEM", default_text="none"),
     Option("channel", dict, None, "where input lies, repeatable", default_text="SageMaker's", field="channels"),
     Option("model_dir", str, None, "where the model goes", default_text="in the run directory"),
+    Option("checkpoint_dir", str, None, "where checkpoints go", default_text="SageMaker's, or in the run directory"),
 )
 
 
@@ -279,4 +291,6 @@ def _to_channels(value: object) -> dict[str, str]:
     for name, path in channels.items():
         if not (isinstance(name, str) and name and "/" not in name and isinstance(path, str) and path):
             raise ValueError("not a channel")
+        if (problem := s3.problem_of(path)) is not None:
+            raise WrongAddress(problem)
     return channels

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetero.errors import SettingsError
+from hetero.mpi import MpiRank
 from hetero.settings import Settings
 from hetero.spec import ProcessKind, ProcessSpec, RestartPolicy
 from hetero.topology import Host, Role, Topology
@@ -19,6 +20,14 @@ SERVICE_RESTARTS = RestartPolicy(attempts=5, window_s=60.0, backoff_s=0.2, max_b
 FEED_WORKER_RESTARTS = RestartPolicy(attempts=100, window_s=1800.0, backoff_s=0.1, max_backoff_s=0.5)
 # A rank cannot be replaced: its peers stand in the middle of an allreduce.
 RANK_RESTARTS = RestartPolicy(attempts=0)
+# Started on the first data host only when rank 0 asks for it; it ends once it has listed the job's splits.
+LISTER = ProcessSpec(
+    name="lister",
+    kind=ProcessKind.LISTER,
+    module=CHILDREN_MODULE,
+    args=("lister",),
+    restarts=SERVICE_RESTARTS,
+)
 _LAST_PORT = 65535
 
 
@@ -49,6 +58,9 @@ class HostPlan:
         first_rank: Global rank expected for `rank-0` of this host; None on a data host. The global rank is settled when
             the hosts have registered, since each host counts its own accelerators.
         expected_ranks: World size expected, if all trainer hosts are like this one.
+        local_port: Port that this trainer host's local workers prefer, or the first one; 0 if it has none.
+        most_local_workers: How many of them this host may start later on, under `--local-workers auto`.
+        ranks: Ranks of the host; under mpirun each of its launchers has one of them.
     """
 
     host: Host
@@ -59,6 +71,9 @@ class HostPlan:
     control_port: int
     first_rank: int | None
     expected_ranks: int
+    local_port: int = 0
+    most_local_workers: int = 0
+    ranks: int = 0
 
     @property
     def control_address(self) -> str:
@@ -80,8 +95,18 @@ class HostPlan:
         """Return the processes of one kind, in order."""
         return tuple(process for process in self.processes if process.kind is kind)
 
+    def is_local(self, process: ProcessSpec) -> bool:
+        """Return whether a process is a local worker of a trainer host, or their feed."""
+        return self.role is Role.TRAINER and process.kind in (ProcessKind.FEED, ProcessKind.WORKER)
 
-def plan_host(topology: Topology, settings: Settings, engine: str, hardware: Hardware) -> HostPlan:
+    def local_processes(self, workers: int) -> tuple[ProcessSpec, ...]:
+        """Return what so many local workers of this trainer host consist of. The job can do without any of them."""
+        return _local_processes(self.engine, self.local_port, workers)
+
+
+def plan_host(
+    topology: Topology, settings: Settings, engine: str, hardware: Hardware, mpi: MpiRank | None = None
+) -> HostPlan:
     """Plan the processes of the topology's current host.
 
     Args:
@@ -90,12 +115,13 @@ def plan_host(topology: Topology, settings: Settings, engine: str, hardware: Har
         engine: `tf_data`, `grpc` or `local`, as `resolve_engine` settled it.
         hardware: What the host has; its GPUs decide the number of ranks and, under grpc, its CPUs that of workers where
             the settings do not.
+        mpi: Which of mpirun's processes the launcher to plan for is; None where mpirun did not start it.
 
     Returns:
         The plan.
 
     Raises:
-        SettingsError: The ports of the settings cannot all be used on one host.
+        SettingsError: The ports of the settings cannot all be used on one host, or mpirun started the wrong processes.
     """
     if engine not in ("tf_data", "grpc", "local"):
         raise ValueError(f"engine is {engine!r}; a plan needs tf_data, grpc or local")
@@ -104,8 +130,10 @@ def plan_host(topology: Topology, settings: Settings, engine: str, hardware: Har
     ports = 1 + workers if engine == "tf_data" else 1
     ranks = settings.ranks_per_host or hardware.gpus or 1
     control_port = topology.control_port or settings.control_port
+    local, most_local = _local_workers(settings, engine, hardware)
+    local_ports = min(1, local + most_local) if engine == "grpc" else local + most_local
     if engine != "local":
-        _check_ports(topology, settings, ports, control_port)
+        _check_ports(topology, settings, ports, local_ports, control_port)
     processes: list[ProcessSpec] = []
     if host == topology.coordinator_host:
         processes.append(
@@ -123,9 +151,12 @@ def plan_host(topology: Topology, settings: Settings, engine: str, hardware: Har
             args = ("worker", str(index))
             name, worker_port = f"worker-{index}", port + 1 + index
             processes.append(_service(name, ProcessKind.WORKER, args, worker_port, critical=False))
+    local_port = 0
     if host.role is Role.TRAINER:
         processes.extend(_rank(index) for index in range(ranks))
-    return HostPlan(
+        local_port = _local_port(topology, settings, ports, local_ports, host) if local_ports else 0
+        processes.extend(_local_processes(engine, local_port, local))
+    plan = HostPlan(
         host=host,
         role=host.role,
         engine=engine,
@@ -134,7 +165,11 @@ def plan_host(topology: Topology, settings: Settings, engine: str, hardware: Har
         control_port=control_port,
         first_rank=topology.trainers.index(host) * ranks if host.role is Role.TRAINER else None,
         expected_ranks=len(topology.trainers) * ranks,
+        local_port=local_port,
+        most_local_workers=most_local if host.role is Role.TRAINER else 0,
+        ranks=ranks if host.role is Role.TRAINER else 0,
     )
+    return plan if mpi is None else _under_mpirun(plan, settings, mpi)
 
 
 def plan_cluster(topology: Topology, settings: Settings, engine: str, hardware: Hardware) -> tuple[HostPlan, ...]:
@@ -144,6 +179,33 @@ def plan_cluster(topology: Topology, settings: Settings, engine: str, hardware: 
         SettingsError: As `plan_host`.
     """
     return tuple(plan_host(topology.seen_from(h.name), settings, engine, hardware) for h in topology.hosts)
+
+
+def _under_mpirun(plan: HostPlan, settings: Settings, mpi: MpiRank) -> HostPlan:
+    """Return what one launcher does of a host's plan where mpirun starts a launcher for each rank.
+
+    Raises:
+        SettingsError: mpirun runs on a data host too, or starts another number of ranks than was asked for.
+    """
+    if plan.role is Role.DATA:
+        if mpi.size == 1:
+            return plan  # whatever started it so, it is one launcher on one host
+        problem = (
+            f"mpirun started this launcher on data host {plan.host.name} as one of {mpi.size} processes; data hosts "
+            f"have no ranks. Name the trainer group alone in the job's `distribution` (`instance_groups`)"
+        )
+        raise SettingsError([problem])
+    if settings.ranks_per_host not in (None, mpi.local_size):
+        problem = (
+            f"--ranks-per-host is {settings.ranks_per_host}, but mpirun starts {mpi.local_size} on {plan.host.name}: "
+            f"leave it out, or set mpi's `processes_per_host` to the same number"
+        )
+        raise SettingsError([problem])
+    plan = replace(plan, first_rank=mpi.rank, expected_ranks=mpi.size, ranks=mpi.local_size)
+    own = _rank(mpi.local_rank)
+    if not mpi.leads_host:
+        return replace(plan, processes=(own,), local_port=0, most_local_workers=0)
+    return replace(plan, processes=tuple(p for p in plan.processes if p.kind is not ProcessKind.RANK or p == own))
 
 
 def _service(name: str, kind: ProcessKind, args: tuple[str, ...], port: int, *, critical: bool) -> ProcessSpec:
@@ -157,6 +219,30 @@ def _service(name: str, kind: ProcessKind, args: tuple[str, ...], port: int, *, 
         restarts=SERVICE_RESTARTS,
         critical=critical,
     )
+
+
+def _local_workers(settings: Settings, engine: str, hardware: Hardware) -> tuple[int, int]:
+    """Return how many local workers each trainer host starts, and how many it may start later on."""
+    if isinstance(settings.local_workers, int):
+        return settings.local_workers, 0
+    spare = max(0, hardware.cpus - 1)  # one is left to training
+    return 0, min(1, spare) if engine == "tf_data" else spare  # one tf.data worker uses all CPUs that it gets
+
+
+def _local_processes(engine: str, port: int, workers: int) -> tuple[ProcessSpec, ...]:
+    """Return local workers and what belongs to them: like those of a data host, but nothing ends with them."""
+    if not workers:
+        return ()
+    if engine == "grpc":
+        feed = _service("feed", ProcessKind.FEED, ("feed",), port, critical=False)
+        processes = (feed, *(_feed_worker(index, workers) for index in range(workers)))
+    else:
+        processes = tuple(
+            _service(f"worker-{index}", ProcessKind.WORKER, ("worker", str(index)), port + index, critical=False)
+            for index in range(workers)
+        )
+    # The accelerators are the ranks': what `inputs` imports must not take memory of theirs.
+    return tuple(replace(process, env={"CUDA_VISIBLE_DEVICES": "-1"}) for process in processes)
 
 
 def _feed_worker(index: int, workers: int) -> ProcessSpec:
@@ -191,24 +277,36 @@ def _first_port(topology: Topology, settings: Settings, ports: int, host: Host) 
     return settings.data_port + same_address.index(host) * ports
 
 
-def _check_ports(topology: Topology, settings: Settings, ports: int, control_port: int) -> None:
+def _local_port(topology: Topology, settings: Settings, ports: int, local_ports: int, host: Host) -> int:
+    """Return the first port of a trainer host's local workers: after those of virtual hosts at the same address."""
+    data = [other for other in topology.data if other.address == host.address]
+    trainers = [other for other in topology.trainers if other.address == host.address]
+    return settings.data_port + len(data) * ports + trainers.index(host) * local_ports
+
+
+def _check_ports(topology: Topology, settings: Settings, ports: int, local_ports: int, control_port: int) -> None:
     """Raise SettingsError if the data ports leave the range of ports, or take the coordinator's on its address.
 
     Args:
         ports: How many each data host takes.
+        local_ports: How many the local workers of each trainer host take.
     """
     problems = []
-    ranges = {h.name: _first_port(topology, settings, ports, h) for h in topology.data}
-    last = max(ranges.values()) + ports - 1
+    taken = [(host, _first_port(topology, settings, ports, host), ports) for host in topology.data]
+    if local_ports:
+        local = [(host, _local_port(topology, settings, ports, local_ports, host)) for host in topology.trainers]
+        taken += [(host, first, local_ports) for host, first in local]
+    last = max(first + count - 1 for _, first, count in taken)
     if last > _LAST_PORT:
         needed = last - settings.data_port
-        why = f"with --workers-per-host {ports - 1}" if ports > 1 else f"for {len(ranges)} data hosts"
+        why = f"with --workers-per-host {ports - 1}" if ports > 1 else f"for {len(topology.data)} data hosts"
+        why += f" and --local-workers {settings.local_workers}" if local_ports else ""
         problems.append(
             f"--data-port is {settings.data_port}, which {why} takes ports up to {last}; "
             f"it needs {needed} ports below {_LAST_PORT + 1}: give --data-port {max(1, _LAST_PORT - needed)} or less."
         )
-    for host in topology.data:
-        first, end = ranges[host.name], ranges[host.name] + ports - 1
+    for host, first, count in taken:
+        end = first + count - 1
         if host.address == topology.coordinator_host.address and first <= control_port <= end:
             problems.append(
                 f"--control-port is {control_port}, which is among the data ports {first} to {end} of host "

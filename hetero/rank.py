@@ -7,27 +7,34 @@ asks the coordinator where they are.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hetero.control.state import JobState, Phase
+from hetero.channels import Channels
+from hetero.control.state import JobState, Outcome, Phase
 from hetero.data.epoch import InputStream
 from hetero.data.exchange import Exchange, ExchangeServer
 from hetero.data.local import local_opener
 from hetero.engines import DataService, FeedOpener, TfDataOpener
 from hetero.errors import HeteroError
 from hetero.host import HostConfig
-from hetero.job import InputContext, Job, TrainContext
+from hetero.inputs import s3
+from hetero.job import Job, TrainContext
 from hetero.job_file import load_job
-from hetero.rundir import RunDir, write_json_atomic
+from hetero.listing import explained, input_context, list_for_tf_data, share_out
+from hetero.local_workers import AUTO
+from hetero.rundir import RunDir, read_json, write_json_atomic
+from hetero.stopping import Stopping
 from hetero.training.meter import StepMeter
+from hetero.training.peers import follows_from_a_peer
 from hetero.training.torch_peers import free_port
 
 if TYPE_CHECKING:
-    from hetero.data.engine import Opener
+    from hetero.data.engine import Batch, Opener
 
 
 @contextlib.contextmanager
@@ -46,20 +53,33 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 class RankFeed:
-    """What a TrainContext draws from: the input stream seen through the meter."""
+    """What a TrainContext draws from: the input stream seen through the meter, as long as nobody stops the rank."""
 
-    def __init__(self, stream: InputStream, meter: StepMeter) -> None:
-        self._stream, self._meter = stream, meter
+    def __init__(self, stream: InputStream, meter: StepMeter, stopping: Stopping, channels: Channels) -> None:
+        self._stream, self._meter, self._stopping, self._channels = stream, meter, stopping, channels
         self.logged: dict[str, Any] = {}
         self.error: HeteroError | None = None
 
     def batches(self, epoch: int) -> Iterator[Any]:
         """Yield this rank's batches of an epoch, measured."""
         try:
-            yield from self._meter.batches(epoch, self._stream.batches(epoch))
+            yield from self._meter.batches(epoch, self._at_boundaries(epoch))
         except HeteroError as error:
-            self.error = error
-            raise
+            self.error = explained(error, self._channels)
+            if self.error is error:
+                raise
+            raise self.error from error
+
+    def _at_boundaries(self, epoch: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch; before each is asked for, the step before it is over."""
+        batches = self._stream.batches(epoch)
+        for step in itertools.count():
+            self._stopping.boundary(epoch, step)
+            batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+            del batch  # or it would outlive its step
 
     @contextlib.contextmanager
     def own_errors(self) -> Iterator[None]:
@@ -112,7 +132,7 @@ class Rank:
             timeout_s=settings.start_timeout_s,
         )
         if uses_horovod:
-            rank, size, local_rank = horovod.init_rank(environment)
+            rank, size, local_rank = horovod.init_rank(environment, under_mpirun=config.mpi is not None)
         else:
             rank, size, local_rank = (int(environment[f"HOROVOD_{name}"]) for name in ("RANK", "SIZE", "LOCAL_RANK"))
         self._wait_for("a data host with a worker", lambda state: state.phase is Phase.TRAINING)
@@ -127,9 +147,10 @@ class Rank:
             size=size,
             progress=os.environ.get("HETERO_PROGRESS", "plain") if rank == 0 else "off",
             started_at=config.started_s,
+            sums=run.meter(config.host, f"rank-{self._local_rank}") if settings.local_workers == AUTO else None,
         )
         over_feed = config.engine == "grpc"
-        opener = self._opener(job, rank, size, exchange, ready.run_id)
+        opener = self._opener(job, rank, size, exchange, ready.run_id, dict(slots))
         stream = InputStream(
             opener,
             batch_size=settings.batch_size,
@@ -143,7 +164,8 @@ class Rank:
             ordered=settings.deterministic or not over_feed,
             digest=settings.deterministic,
         )
-        feed = RankFeed(stream, meter)
+        stopping = self._make_stopping(rank)
+        feed = RankFeed(stream, meter, stopping, config.channels())
         context = TrainContext(
             feed=feed,
             rank=rank,
@@ -153,18 +175,20 @@ class Rank:
             batch_size=settings.batch_size,
             number_of_epochs=settings.epochs,
             params=settings.params,
-            channels=settings.channels,
+            channels=config.channels(),
             seed=settings.seed,
             model_dir=Path(settings.model_dir) if settings.model_dir else run.path / "model",
             run_dir=run.path,
             host=config.host,
+            checkpoint_folder=Path(settings.checkpoint_dir) if settings.checkpoint_dir else run.path / "checkpoints",
+            register_save=stopping.on_stop,
         )
         with contextlib.ExitStack() as at_last:
             if isinstance(opener, FeedOpener):
                 at_last.callback(opener.close)  # others may still train, and need its word on what has arrived here
             try:
                 assert job.train_function is not None  # noqa: S101  load_job checked it
-                with _exit_0_is_return(), feed.own_errors():
+                with stopping.training(), _exit_0_is_return(), feed.own_errors():
                     job.train_function(context)
             finally:
                 meter.close()
@@ -185,6 +209,28 @@ class Rank:
             exchange.close()
         if server is not None:
             server.stop()
+
+    def _make_stopping(self, rank: int) -> Stopping:
+        run, host = self._config.run(), self._config.host
+
+        def lost() -> bool | None:
+            state = self._control.state
+            if state is None or not state.ended:
+                return None
+            return state.outcome in (Outcome.STOPPED, Outcome.DATA_LOST, Outcome.TRAINER_LOST)
+
+        def report(values: Mapping[str, Any]) -> None:
+            with contextlib.suppress(OSError):  # a full disk: the launcher says that it has not heard
+                write_json_atomic(run.checkpoint(host), values)
+
+        return Stopping(
+            rank,
+            self._config.settings.grace_s,
+            order=lambda: read_json(run.order(host, f"rank-{self._local_rank}")),
+            lost=lost,
+            follows_from_a_peer=follows_from_a_peer,
+            report=report,
+        )
 
     def _wait_for(self, what: str, ready: Callable[[JobState], bool]) -> JobState:
         """Wait for a peer; raise what ended the job if it ends first."""
@@ -224,39 +270,50 @@ class Rank:
         )
 
     def _splits(self, job: Job, rank: int, exchange: Exchange | None) -> tuple[Any, ...]:
-        """List the splits once, in rank 0, so that all ranks mean the same pieces."""
+        """List the splits once, in rank 0 or for it, so that all ranks mean the same pieces."""
         if rank == 0:
-            splits = job.list_splits(self._input_context((), 0))
+            if self._config.engine == "tf_data":
+                splits = list_for_tf_data(job, self._config, self._control, self._service.check)
+            else:
+                splits = job.list_splits(input_context(self._config))
             if exchange is not None:
                 exchange.publish("splits", json.dumps(splits).encode())
             return tuple(splits)
         assert exchange is not None  # noqa: S101  there is one as soon as there are two ranks
         return tuple(json.loads(exchange.wait("splits", check=self._service.check)))
 
-    def _input_context(self, splits: tuple[Any, ...], epoch: int) -> InputContext:
-        settings = self._config.settings
-        return InputContext(
-            splits=splits,
-            epoch=epoch,
-            batch_size=settings.batch_size,
-            params=settings.params,
-            channels=settings.channels,
-            run_seed=settings.seed,
-        )
+    def _share(
+        self, job: Job, rank: int, size: int, exchange: Exchange | None, local_sizes: Mapping[str, int]
+    ) -> Sequence[Any]:
+        """Return the splits that this rank prepares itself."""
+        config = self._config
+        if not config.sharded_channels or exchange is None:
+            return self._splits(job, rank, exchange)[rank::size]
+        ranks, local_ranks = (rank, size), (self._local_rank, local_sizes[config.host])
+        return share_out(job, config, exchange, list(local_sizes), ranks, local_ranks, self._service.check)
 
-    def _opener(self, job: Job, rank: int, size: int, exchange: Exchange | None, run_id: str) -> Opener:
+    def _opener(  # noqa: PLR0917 - what a rank is
+        self,
+        job: Job,
+        rank: int,
+        size: int,
+        exchange: Exchange | None,
+        run_id: str,
+        local_sizes: Mapping[str, int],
+    ) -> Opener:
         if self._config.engine == "grpc":
             return FeedOpener(
                 self._config, self._service, run_id, rank, size, coordinator=lambda: self._control.address
             )
-        splits = self._splits(job, rank, exchange)
+        s3.prepare(self._config.settings.channels)
         assert job.inputs_function is not None  # noqa: S101  load_job checked it
-        make_inputs = job.inputs_function
-        if self._config.engine == "local":
-            share = splits[rank::size]
-            return local_opener(lambda epoch: make_inputs(self._input_context(share, epoch)) if share else ())
+        make_inputs, config = job.inputs_function, self._config
+        if config.engine == "local":
+            share = self._share(job, rank, size, exchange, local_sizes)
+            return local_opener(lambda epoch: make_inputs(input_context(config, share, epoch)) if share else ())
+        splits = self._splits(job, rank, exchange)
         return TfDataOpener(
-            lambda epoch: make_inputs(self._input_context(splits, epoch)), self._service, run_id, rank, exchange
+            lambda epoch: make_inputs(input_context(config, splits, epoch)), self._service, run_id, rank, exchange
         )
 
     def _collect(self, result: Mapping[str, Any], rank: int, size: int, exchange: Exchange | None, run: RunDir) -> None:

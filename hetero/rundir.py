@@ -106,6 +106,22 @@ class RunDir:
         """A file that a service touches once a second, so that its launcher sees one that is there but does nothing."""
         return self.work(host) / f"{process}.pulse"
 
+    def meter(self, host: str, process: str) -> Path:
+        """Where a rank leaves how it goes, about once a second, for its launcher (`--local-workers auto`)."""
+        return self.work(host) / f"{process}.meter.json"
+
+    def launcher(self, host: str, local_rank: int) -> Path:
+        """What a launcher that mpirun started says of itself to the others on its host."""
+        return self.work(host) / f"launcher-{local_rank}.json"
+
+    def order(self, host: str, process: str) -> Path:
+        """What a launcher leaves for a rank before it tells it to end: whether to write a checkpoint."""
+        return self.work(host) / f"{process}.order.json"
+
+    def checkpoint(self, host: str) -> Path:
+        """What rank 0 leaves for its launcher when the job is stopped: whether it has written a checkpoint."""
+        return self.work(host) / "checkpoint.json"
+
     def result(self, host: str, process: str) -> Path:
         """Where rank 0 leaves what all ranks measured."""
         return self.work(host) / f"{process}.result.json"

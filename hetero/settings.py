@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hetero.errors import EngineError, SettingsError
-from hetero.options import ENGINES, MIB, OPTIONS, Option, json_or_text, parse_flags
+from hetero.options import ENGINES, MIB, OPTIONS, Option, WrongAddress, json_or_text, parse_flags
 
 _BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -45,6 +45,7 @@ class Settings:
     epochs: int = 1
     ranks_per_host: int | None = None
     workers_per_host: int | None = None
+    local_workers: int | str = 0
     control_port: int = 16000
     data_port: int = 6000
     start_timeout_s: float = 600.0
@@ -63,6 +64,7 @@ class Settings:
     tls_ca: Path | None = None
     channels: Mapping[str, str] = field(default_factory=dict)
     model_dir: str | None = None
+    checkpoint_dir: str | None = None
     params: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -74,8 +76,8 @@ class Settings:
                 continue
             try:
                 object.__setattr__(self, option.attribute, option.convert(value))
-            except ValueError:
-                problems.append(_wrong(option, option.attribute, value))
+            except ValueError as error:
+                problems.append(_wrong(option, option.attribute, value, error))
         if self.data_group == self.trainer_group:
             both = f"--data-group and --trainer-group are both {self.data_group!r}"
             problems.append(f"{both}; they need two different names.")
@@ -212,6 +214,11 @@ def resolve_engine(settings: Settings, topology: Cluster, job_engine: str | None
             f"{asked} is local, but {topology.source} has data hosts, which would idle while the ranks prepare their "
             f"own input. Give --engine tf_data or grpc, or start the job without a data group."
         )
+    if engine == "local" and settings.local_workers != 0:
+        raise EngineError(
+            f"--local-workers is {settings.local_workers}, but {topology.source} has no data hosts: the ranks prepare "
+            "all input themselves. Leave it out, or start the job with a data group."
+        )
     if engine == "tf_data" and settings.deterministic:
         raise EngineError(
             "--deterministic is set, but under tf_data the workers' speed decides the order. Give --engine grpc."
@@ -236,8 +243,8 @@ class _Resolution:
         """Keep a value if the option accepts it, else note the problem; `said` is who gave it."""
         try:
             converted = option.convert(value)
-        except ValueError:
-            self.problems.append(_wrong(option, said, value))
+        except ValueError as error:
+            self.problems.append(_wrong(option, said, value, error))
             return
         if isinstance(converted, dict):  # channels add up, name by name
             earlier = self.values.get(option.attribute)
@@ -277,8 +284,10 @@ class _Resolution:
                 self.take(option, "true" if text is None else text, option.flag)
 
 
-def _wrong(option: Option, said: str, value: object) -> str:
+def _wrong(option: Option, said: str, value: object, error: ValueError) -> str:
     """Return the sentence about a value that an option does not accept."""
     if option.secret:
         return f"{said} cannot be used; it needs {option.needs}."
+    if isinstance(error, WrongAddress):
+        return f"{said} is {value!r}; {error}."
     return f"{said} is {value!r}; it needs {option.needs}."

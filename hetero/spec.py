@@ -18,6 +18,7 @@ class ProcessKind(Enum):
     FEED = "feed"
     WORKER = "worker"
     RANK = "rank"
+    LISTER = "lister"
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class ProcessSpec:
     """One process of one host, as planned.
 
     Args:
-        name: Unique on its host: "coordinator", "dispatcher", "worker-0", "rank-3".
+        name: Unique on its host: "coordinator", "dispatcher", "worker-0", "rank-3", "lister".
         kind: What it does.
         module: Python module that is its main.
         args: Command line after the module.

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetero.control.state import HostReport, HostState, JobState
-from hetero.host import HostConfig
+from hetero.host import HostConfig, local_key
 from hetero.rundir import read_json, write_json_atomic
 
 
-def write_summary(config: HostConfig, state: JobState | None, outcome: str, own: HostReport) -> None:
+def write_summary(
+    config: HostConfig,
+    state: JobState | None,
+    outcome: str,
+    own: HostReport,
+    local: Mapping[str, Any] | None = None,
+) -> None:
     """Write summary.json. Figures that a failed run never measured are null.
 
     Args:
@@ -18,19 +26,26 @@ def write_summary(config: HostConfig, state: JobState | None, outcome: str, own:
         state: The coordinator's last word; None if it was never heard.
         outcome: `succeeded`, `failed` or `stopped`.
         own: This host's last report.
+        local: What is to be said of this host's local workers: `asked`, `used` and `why`.
     """
     run = config.run()
     ranks = read_json(run.result(config.host, "ranks")) or []
-    write_json_atomic(run.summary, summarise(config, state, outcome, own, ranks))
+    write_json_atomic(run.summary, summarise(config, state, outcome, own, ranks, local))
 
 
-def summarise(
-    config: HostConfig, state: JobState | None, outcome: str, own: HostReport, ranks: Sequence[dict[str, Any]]
+def summarise(  # noqa: PLR0917  each is another witness
+    config: HostConfig,
+    state: JobState | None,
+    outcome: str,
+    own: HostReport,
+    ranks: Sequence[dict[str, Any]],
+    local: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the summary as JSON values.
 
     Args:
         ranks: What each rank measured, rank 0 first; empty if training did not end well.
+        local: See `write_summary`.
     """
     topology = config.topology
     hosts = {host.name: host for host in state.hosts} if state else {}
@@ -55,6 +70,7 @@ def summarise(
             "data": round(sum(cpu_s.get(host.name, 0.0) for host in topology.data), 2),
             "trainer": round(sum(cpu_s.get(host.name, 0.0) for host in topology.trainers), 2),
         },
+        "local_workers": _local_workers(config, state, local),
         "replayed_batches": state.replayed_batches if state else 0,
         "lost_workers": lost,
         # A tf.data worker takes the rows that it had begun with it, and nobody knows how many those were.
@@ -68,6 +84,20 @@ def summarise(
         "batch_digests": [rank.get("digest") for rank in ranks] if config.settings.deterministic else None,
         "results": first.get("results", {}),
     }
+
+
+def _local_workers(
+    config: HostConfig, state: JobState | None, own: Mapping[str, Any] | None
+) -> dict[str, Mapping[str, Any]]:
+    """Return by trainer host how many local workers it had and why; empty if none were asked for."""
+    if config.settings.local_workers == 0:
+        return {}
+    found: dict[str, Mapping[str, Any]] = {}
+    for host in config.topology.trainers:
+        found[host.name] = {"asked": config.settings.local_workers, "used": None, "why": "this host has not told"}
+        with contextlib.suppress(KeyError, ValueError, AttributeError):
+            found[host.name] = json.loads(state.endpoints[local_key(host.name)]) if state else found[host.name]
+    return found | ({config.host: own} if own is not None else {})
 
 
 def _workers_gone_with(host: HostState) -> int:

@@ -66,7 +66,7 @@ def train(ctx):
         layers += [keras.layers.Conv2D(channels, 3, padding="same", activation="relu"), keras.layers.MaxPool2D()]
     model = keras.Sequential([*layers, keras.layers.Flatten(), keras.layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    fit(ctx, model=model, loss=loss, optimizer=keras.optimizers.Adam(3e-3), metrics=["accuracy"])
+    fit(ctx, model=model, loss=loss, optimizer=keras.optimizers.Adam(3e-3), metrics=["accuracy"], checkpoint=True)
 
     def plain(record):
         row = tfrecord.parse(record, digits.SPEC)

@@ -5,6 +5,10 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ListTaken(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class SplitId(_message.Message):
     __slots__ = ("epoch", "split", "attempt")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -70,12 +74,22 @@ class SplitBad(_message.Message):
     def __init__(self, id: _Optional[_Union[SplitId, _Mapping]] = ..., batches: _Optional[int] = ..., replayed: _Optional[int] = ..., cause_json: _Optional[str] = ...) -> None: ...
 
 class SplitList(_message.Message):
-    __slots__ = ("values", "cause_json")
+    __slots__ = ("values", "cause_json", "local")
     VALUES_FIELD_NUMBER: _ClassVar[int]
     CAUSE_JSON_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_FIELD_NUMBER: _ClassVar[int]
     values: _containers.RepeatedScalarFieldContainer[str]
     cause_json: str
-    def __init__(self, values: _Optional[_Iterable[str]] = ..., cause_json: _Optional[str] = ...) -> None: ...
+    local: _containers.RepeatedCompositeFieldContainer[LocalSplits]
+    def __init__(self, values: _Optional[_Iterable[str]] = ..., cause_json: _Optional[str] = ..., local: _Optional[_Iterable[_Union[LocalSplits, _Mapping]]] = ...) -> None: ...
+
+class LocalSplits(_message.Message):
+    __slots__ = ("channel", "splits")
+    CHANNEL_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_FIELD_NUMBER: _ClassVar[int]
+    channel: str
+    splits: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, channel: _Optional[str] = ..., splits: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FeedStats(_message.Message):
     __slots__ = ("workers", "waiting_batches", "waiting_bytes", "ranks")
@@ -164,20 +178,22 @@ class FollowRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[FollowHello, _Mapping]] = ..., begun: _Optional[_Iterable[int]] = ..., left: _Optional[_Iterable[int]] = ..., fenced: _Optional[_Iterable[_Union[Fenced, _Mapping]]] = ..., stats: _Optional[_Union[RankStats, _Mapping]] = ..., bye: bool = ...) -> None: ...
 
 class FollowHello(_message.Message):
-    __slots__ = ("rank", "size", "run_id", "highest_attempt", "obeyed", "ended")
+    __slots__ = ("rank", "size", "run_id", "highest_attempt", "obeyed", "ended", "stray_channels")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     HIGHEST_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     OBEYED_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    STRAY_CHANNELS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     size: int
     run_id: str
     highest_attempt: int
     obeyed: _containers.RepeatedCompositeFieldContainer[Fence]
     ended: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[int] = ..., size: _Optional[int] = ..., run_id: _Optional[str] = ..., highest_attempt: _Optional[int] = ..., obeyed: _Optional[_Iterable[_Union[Fence, _Mapping]]] = ..., ended: _Optional[_Iterable[int]] = ...) -> None: ...
+    stray_channels: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[int] = ..., size: _Optional[int] = ..., run_id: _Optional[str] = ..., highest_attempt: _Optional[int] = ..., obeyed: _Optional[_Iterable[_Union[Fence, _Mapping]]] = ..., ended: _Optional[_Iterable[int]] = ..., stray_channels: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class FollowReply(_message.Message):
     __slots__ = ("welcome", "fences", "epochs_ended")

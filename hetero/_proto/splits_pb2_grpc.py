@@ -133,3 +133,70 @@ class Splits(object):
             hetero_dot___proto_dot_splits__pb2.InputState.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+
+class ListingStub(object):
+    """Served by rank 0 under the engine `tf_data`, with the job's token, while it waits for the list of splits: its host lacks
+    their channel, so a data host calls the job's splits function in its stead.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.Hand = channel.unary_unary(
+                '/hetero.v1.Listing/Hand',
+                request_serializer=hetero_dot___proto_dot_splits__pb2.SplitList.SerializeToString,
+                response_deserializer=hetero_dot___proto_dot_splits__pb2.ListTaken.FromString,
+                )
+
+
+class ListingServicer(object):
+    """Served by rank 0 under the engine `tf_data`, with the job's token, while it waits for the list of splits: its host lacks
+    their channel, so a data host calls the job's splits function in its stead.
+    """
+
+    def Hand(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ListingServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'Hand': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hand,
+                    request_deserializer=hetero_dot___proto_dot_splits__pb2.SplitList.FromString,
+                    response_serializer=hetero_dot___proto_dot_splits__pb2.ListTaken.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'hetero.v1.Listing', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Listing(object):
+    """Served by rank 0 under the engine `tf_data`, with the job's token, while it waits for the list of splits: its host lacks
+    their channel, so a data host calls the job's splits function in its stead.
+    """
+
+    @staticmethod
+    def Hand(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/hetero.v1.Listing/Hand',
+            hetero_dot___proto_dot_splits__pb2.SplitList.SerializeToString,
+            hetero_dot___proto_dot_splits__pb2.ListTaken.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -16,6 +16,7 @@ from hetero.clusters import detect, from_file
 from hetero.job_file import read_declaration
 from hetero.options import options_help
 from hetero.plan import Hardware, HostPlan, plan_cluster
+from hetero.process.cpu_quota import available_cpus
 from hetero.settings import Settings, find_job, resolve, resolve_engine
 from hetero.spec import ProcessSpec
 from hetero.topology import Topology
@@ -39,14 +40,14 @@ def plan(
 ) -> None:
     """Print which processes each host would run, and start none of them."""
     settings, engine, cluster = _prepare(context.args, topology, host)
-    plans = plan_cluster(cluster, settings, engine, Hardware(cpus=os.cpu_count() or 1, gpus=0))
+    plans = plan_cluster(cluster, settings, engine, Hardware(cpus=available_cpus(), gpus=0))
     shown = [one for one in plans if host is None or one.host.name == host]
     if as_json:
         typer.echo(json.dumps(as_values(cluster, settings, engine, shown), indent=2))
         return
     console = Console(soft_wrap=False)
     console.print(_table(cluster, engine, shown))
-    console.print(_summary(cluster, settings, shown[0]), soft_wrap=True, highlight=False)
+    console.print(_summary(cluster, settings, plans, shown[0]), soft_wrap=True, highlight=False)
 
 
 def as_values(topology: Topology, settings: Settings, engine: str, plans: Sequence[HostPlan]) -> dict[str, object]:
@@ -79,6 +80,7 @@ def as_values(topology: Topology, settings: Settings, engine: str, plans: Sequen
                 "instance_type": one.host.instance_type,
                 "cpus": list(one.host.cpus) if one.host.cpus is not None else None,
                 "processes": [_process_values(one, process) for process in one.processes],
+                "most_local_workers": one.most_local_workers,
             }
             for one in plans
         ],
@@ -109,6 +111,7 @@ def _process_values(host: HostPlan, process: ProcessSpec) -> dict[str, object]:
         "restart_window_s": process.restarts.window_s,
         "critical": process.critical,
         "global_rank": host.global_rank(process),
+        "local": host.is_local(process),
     }
 
 
@@ -123,13 +126,14 @@ def _table(topology: Topology, engine: str, plans: Sequence[HostPlan]) -> Table:
         for index, process in enumerate(one.processes):
             rank = one.global_rank(process)
             name = process.name if rank is None else f"{process.name} (rank {rank} of {one.expected_ranks})"
+            name += " (local)" if one.is_local(process) else ""
             first = (label, one.role.value, kind) if index == 0 else ("", "", "")
-            table.add_row(*first, name, str(process.port or ""), _fate(process))
+            table.add_row(*first, name, str(process.port or ""), _fate(one, process))
         table.add_section()
     return table
 
 
-def _summary(topology: Topology, settings: Settings, one: HostPlan) -> str:
+def _summary(topology: Topology, settings: Settings, plans: Sequence[HostPlan], one: HostPlan) -> str:
     """Return what the table does not show."""
     lines = [
         f"Coordinator at {one.control_address}. A data port that is taken is replaced by another."
@@ -138,16 +142,32 @@ def _summary(topology: Topology, settings: Settings, one: HostPlan) -> str:
     ]
     if settings.ranks_per_host is None:
         lines.append("Shown is one rank a trainer host; there it is one for each GPU, or --ranks-per-host.")
+    if settings.local_workers == "auto":
+        lines.append(
+            "Each trainer host starts local workers once training shows that input is short and CPUs are idle: "
+            f"{_most(plans)}."
+        )
     if not topology.homogeneous:
         hosts = (len(topology.data), len(topology.trainers))
         lines.append(f"{hosts[0]} data host{'s' * (hosts[0] > 1)}, {hosts[1]} trainer host{'s' * (hosts[1] > 1)}.")
     return "\n".join(lines)
 
 
-def _fate(process: ProcessSpec) -> str:
+def _most(plans: Sequence[HostPlan]) -> str:
+    """Return how many local workers `--local-workers auto` comes to."""
+    most = max(plan.most_local_workers for plan in plans)
+    if not most:
+        return "none with one CPU, as here"
+    if plans[0].engine == "tf_data":
+        return "one, which uses all idle CPUs"
+    return f"{most} at most with as many CPUs as here"
+
+
+def _fate(host: HostPlan, process: ProcessSpec) -> str:
     """Return what the death of a process leads to."""
     if process.restarts.attempts:
-        return f"restart, {process.restarts.attempts} in {process.restarts.window_s:g} s"
+        after = ", then done without" if host.is_local(process) else ""
+        return f"restart, {process.restarts.attempts} in {process.restarts.window_s:g} s{after}"
     return "job fails"
 
 

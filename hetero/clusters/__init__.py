@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from hetero.clusters import local, sagemaker
-from hetero.errors import TopologyError
+from hetero.errors import SettingsError, TopologyError
 from hetero.settings import Settings
 from hetero.topology import Topology
 
-__all__ = ["complete", "detect", "failure_file", "from_file", "model_dir"]
+__all__ = [
+    "checkpoint_dir",
+    "complete",
+    "detect",
+    "end_mpi_wait",
+    "ends_with_parent",
+    "failure_file",
+    "from_file",
+    "model_dir",
+    "piped_channels",
+    "sharded_channels",
+]
 
 
 def detect(environ: Mapping[str, str], settings: Settings) -> Topology:
@@ -79,6 +91,33 @@ def complete(settings: Settings, environ: Mapping[str, str]) -> Settings:
     return replace(settings, run_dir=run_dir, channels={**sagemaker.channels(environ), **settings.channels})
 
 
+def sharded_channels(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the channels of which each host has other files; one given with --channel is not SageMaker's.
+
+    Args:
+        settings: As `complete` returned them.
+        environ: The host's environment.
+
+    Raises:
+        TopologyError: SageMaker's description of the channels is broken.
+    """
+    return _sagemakers_own(sagemaker.sharded_channels, settings, environ)
+
+
+def piped_channels(settings: Settings, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the channels that come as streams, without files; arguments and errors as of `sharded_channels`."""
+    return _sagemakers_own(sagemaker.piped_channels, settings, environ)
+
+
+def _sagemakers_own(
+    names: Callable[[Mapping[str, str]], tuple[str, ...]], settings: Settings, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    if not _on_sagemaker(environ):
+        return ()
+    folders = sagemaker.channels(environ)
+    return tuple(name for name in names(environ) if settings.channels.get(name) == folders[name])
+
+
 def model_dir(settings: Settings, environ: Mapping[str, str], run_dir: Path) -> str:
     """Return where the model is to be written.
 
@@ -89,6 +128,41 @@ def model_dir(settings: Settings, environ: Mapping[str, str], run_dir: Path) -> 
     if _on_sagemaker(environ):
         return str(sagemaker.model_dir(environ))
     return settings.model_dir or str(run_dir / "model")
+
+
+def checkpoint_dir(settings: Settings, environ: Mapping[str, str], run_dir: Path) -> str:
+    """Return the folder for checkpoints: `--checkpoint-dir`, else SageMaker's, else one in the run directory.
+
+    Raises:
+        SettingsError: It is an address and no folder.
+    """
+    given = settings.checkpoint_dir
+    if given is not None and "://" in given:
+        problem = (
+            f"--checkpoint-dir is {given!r}; it needs a folder of this host. On SageMaker leave it out and give the "
+            f"address to the estimator (checkpoint_s3_uri): SageMaker copies {sagemaker.checkpoint_dir(environ)} there"
+        )
+        raise SettingsError([problem])
+    if given is None and _on_sagemaker(environ):
+        return str(sagemaker.checkpoint_dir(environ))
+    return str((Path(given) if given else run_dir / "checkpoints").absolute())
+
+
+def ends_with_parent(environ: Mapping[str, str]) -> bool:
+    """Return whether the process that started this launcher may end without a word and leave it behind.
+
+    SageMaker's toolkit does not pass on the signal that stops a job; where it dies of it, its launcher is an orphan.
+    """
+    return _on_sagemaker(environ)
+
+
+def end_mpi_wait(environ: Mapping[str, str]) -> None:
+    """Let a host of a failed MPI job go: SageMaker's runner waits for a word that comes only after success."""
+    if _on_sagemaker(environ):
+        with contextlib.suppress(OSError, TopologyError):
+            path = sagemaker.mpi_done_file(environ)
+            if path is not None:
+                path.touch()
 
 
 def failure_file(environ: Mapping[str, str]) -> Path | None:

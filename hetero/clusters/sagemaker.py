@@ -16,11 +16,13 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from hetero.channels import SHARDED
 from hetero.errors import TopologyError
 from hetero.topology import Group, Topology, build_topology
 
 BASE_DIR_ENV = "SAGEMAKER_BASE_DIR"
 _BASE_DIR = "/opt/ml"
+MPI_DONE = "/tmp/done"  # noqa: S108  as sagemaker_training.mpi.MPI_FINISHED_STATUS_FILE
 _ONE_GROUP = "homogeneousCluster"  # what SageMaker calls the group of a job without groups
 
 
@@ -104,6 +106,11 @@ def default_run_dir(environ: Mapping[str, str]) -> Path:
     return base_dir(environ) / "output" / "data" / "hetero"
 
 
+def checkpoint_dir(environ: Mapping[str, str]) -> Path:
+    """Return the folder that SageMaker copies to S3 while the job runs, and back where an interrupted job restarts."""
+    return base_dir(environ) / "checkpoints"
+
+
 def model_dir(environ: Mapping[str, str]) -> Path:
     """Return where SageMaker takes the model from."""
     return Path(environ.get("SM_MODEL_DIR") or base_dir(environ) / "model")
@@ -112,6 +119,23 @@ def model_dir(environ: Mapping[str, str]) -> Path:
 def failure_file(environ: Mapping[str, str]) -> Path:
     """Return the file whose first 1,024 characters become the job's FailureReason."""
     return base_dir(environ) / "output" / "failure"
+
+
+def mpi_done_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the file that the toolkit's MPI runner waits for on a host where mpirun itself does not run; else None.
+
+    Such a host's runner has nothing to do once its processes have ended, but waits for this file, which mpirun's host
+    writes by ssh, and only after success. Without it the runner looks for it for two minutes before it goes on.
+
+    Raises:
+        TopologyError: resourceconfig.json is broken.
+    """
+    path = resource_config_file(environ)
+    config = read_json_object(path)
+    current, hosts = config.get("current_host"), config.get("hosts")
+    groups = _groups(config, _names(hosts, "hosts", str(path)) if hosts is not None else (), None, str(path))
+    masters = [group.hosts[0] for group in groups if current in group.hosts]  # the first that is listed runs mpirun
+    return Path(f"{MPI_DONE}.{masters[0]}") if masters and masters[0] != current else None
 
 
 def channels(environ: Mapping[str, str]) -> dict[str, str]:
@@ -124,12 +148,42 @@ def channels(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         TopologyError: inputdataconfig.json is broken.
     """
-    path = base_dir(environ) / "input" / "config" / "inputdataconfig.json"
-    names = list(read_json_object(path)) if path.exists() else []
+    names = list(_input_data_config(environ))
     prefix = "SM_CHANNEL_"
     said = {key[len(prefix) :]: value for key, value in environ.items() if key.startswith(prefix) and value}
     found = {name: said.pop(name.upper(), str(base_dir(environ) / "input" / "data" / name)) for name in names}
     return found | {name.lower(): value for name, value in sorted(said.items())}
+
+
+def sharded_channels(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the channels whose files are spread over the hosts (S3DistributionType is ShardedByS3Key).
+
+    A channel that does not say it, or says anything else, is taken to be whole on each host. Whether the file lists
+    channels of other instance groups is not documented: such a one may have no folder here.
+
+    Raises:
+        TopologyError: inputdataconfig.json is broken.
+    """
+    return _channels_with(environ, "S3DistributionType", SHARDED)
+
+
+def piped_channels(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the channels in Pipe mode (TrainingInputMode; FastFile shows as File there).
+
+    Raises:
+        TopologyError: inputdataconfig.json is broken.
+    """
+    return _channels_with(environ, "TrainingInputMode", "Pipe")
+
+
+def _channels_with(environ: Mapping[str, str], key: str, value: str) -> tuple[str, ...]:
+    entries = _input_data_config(environ).items()
+    return tuple(name for name, entry in entries if isinstance(entry, dict) and entry.get(key) == value)
+
+
+def _input_data_config(environ: Mapping[str, str]) -> dict[str, object]:
+    path = base_dir(environ) / "input" / "config" / "inputdataconfig.json"
+    return read_json_object(path) if path.exists() else {}
 
 
 def toolkit_differences(topology: Topology, environ: Mapping[str, str]) -> list[str]:

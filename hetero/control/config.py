@@ -20,7 +20,8 @@ class CoordinatorConfig:
     Args:
         port: TCP port to listen on, or one of the next where it is taken and `cluster` is given; 0 takes any free one.
         data: Names of the expected data hosts; the first one runs this coordinator.
-        trainers: Names of the expected trainer hosts; the first one is the chief.
+        trainers: Names of the expected trainer hosts; the first one is the chief, but under mpirun the one with
+            the first rank.
         journal: File that lets a restarted coordinator go on where it was.
         run_id: Name of this run; a journal of another run is not used.
         cluster: What the hosts of the job know themselves by; callers that say another are sent away.
@@ -31,6 +32,8 @@ class CoordinatorConfig:
         required_endpoints: What must have been published before training starts, if there are data hosts.
         splits: Whether the coordinator hands splits to feeds (engine `grpc`).
         deterministic: Whether ranks read an epoch split by split, in order.
+        sharded: Input channels of which each data host has other files; under `grpc` all of them have to be there then.
+        epochs: How many the job is going to read, as far as is known.
         bad_split: What becomes of a split in which the job's code fails: "fail" ends the job, "skip" goes on without.
         tls: Whether and with what to encrypt.
     """
@@ -48,6 +51,8 @@ class CoordinatorConfig:
     required_endpoints: tuple[str, ...] = ("dispatcher",)
     splits: bool = False
     deterministic: bool = False
+    sharded: tuple[str, ...] = ()
+    epochs: int = 0
     bad_split: str = "fail"
     tls: Tls = PLAIN
 
@@ -69,6 +74,6 @@ class CoordinatorConfig:
     def from_json(cls, text: str) -> CoordinatorConfig:
         """Rebuild a configuration from `to_json`."""
         value = json.loads(text)
-        tuples = {name: tuple(value[name]) for name in ("data", "trainers", "required_endpoints")}
+        tuples = {name: tuple(value[name]) for name in ("data", "trainers", "required_endpoints", "sharded")}
         tls = Tls(**{name: path and Path(path) for name, path in value["tls"].items()})
         return cls(**{**value, **tuples, "journal": Path(value["journal"]), "tls": tls})

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from hetero.control.config import CoordinatorConfig
 from hetero.control.journal import read_journal, write_journal
 from hetero.control.member import Member, ReportedFailure, note, seconds, weighty
-from hetero.control.needs import lost_data, unmet
+from hetero.control.needs import chief_of, lost_data, unmet
 from hetero.control.state import HostReport, JobState, Outcome, Phase, failure_of
 
 logger = logging.getLogger(__name__)
@@ -48,8 +48,8 @@ class Ledger:
 
     Args:
         config: The job; a journal of the same run at `config.journal` is resumed.
-        clock: Monotonic seconds.
-        wall: Seconds since the epoch; used for the journal and for causes only.
+        clock: Monotonic seconds, the same in every process of this host: a restarted coordinator goes on by them.
+        wall: Seconds since the epoch; used for causes only, since it can be set.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Ledger:
     ) -> None:
         self._config = config
         self._clock, self._wall = clock, wall
-        self._started, self._started_wall = clock(), wall()
+        self._started = clock()
         self._members = {name: Member(name, "data") for name in config.data}
         self._members |= {name: Member(name, "trainer") for name in config.trainers}
         self._endpoints: dict[str, str] = {}
@@ -149,7 +149,7 @@ class Ledger:
             told = cause or self._note(name, f"training failed on {name}; its launcher gave no cause")
             self.report_failure(name, told, age_s, wait_for_primary_s)
         elif outcome is Outcome.SUCCEEDED:
-            if name != (chief := self._config.trainers[0]):
+            if name != (chief := chief_of(self._config, self._endpoints)):
                 raise Refused(f"only the chief, {chief!r}, can say that training succeeded, not {name!r}")
             self._succeed()
         elif outcome in (Outcome.STOPPED, Outcome.DATA_LOST):
@@ -186,10 +186,10 @@ class Ledger:
             self._cause = self._first_failure()
             self._change()
 
-    def fail(self, cause: dict[str, object]) -> None:
+    def fail(self, cause: dict[str, object], outcome: Outcome = Outcome.FAILED) -> None:
         """End the job because of what the coordinator itself heard of: a primary failure, unless there was one."""
         self._failures.setdefault("primary", ReportedFailure(self.uptime_s, cause))
-        self._end(Outcome.FAILED, self._first_failure())
+        self._end(outcome, self._first_failure())
 
     def note_input(self, replayed_batches: int, skipped_splits: int) -> None:
         """Take in totals of the input; they never sink, whatever a restarted coordinator has forgotten."""
@@ -215,7 +215,7 @@ class Ledger:
                 self._end(Outcome.STOPPED, self._note(name, f"trainer host {name} left before the end: {reason}"))
             elif self._phase is Phase.WAITING:
                 self._end(Outcome.STOPPED, self._note(name, f"trainer host {name} left before training began"))
-            elif name == self._config.trainers[0]:
+            elif name == chief_of(self._config, self._endpoints):
                 self._succeed()
         self._judge_hosts()
 
@@ -269,7 +269,7 @@ class Ledger:
             self._config.journal,
             {
                 "run_id": self._config.run_id,
-                "started_wall": self._started_wall,
+                "started": self._started,
                 "restarts": self._restarts,
                 "version": self.version,
                 "phase": self._phase.value,
@@ -318,9 +318,12 @@ class Ledger:
             self._change()
 
     def _data_lost(self) -> dict[str, object] | None:
-        in_time = self._phase is Phase.WAITING or self.uptime_s < self._config.start_timeout_s
-        lost = lost_data(self._config, self._members, in_time=in_time)
-        return None if lost is None else self._data_cause(*lost)
+        training = self._phase is Phase.TRAINING
+        in_time = not training or self.uptime_s < self._config.start_timeout_s
+        if (lost := lost_data(self._config, self._members, in_time=in_time, training=training)) is None:
+            return None
+        names, text = [host.name for host in lost[0]], lost[1]
+        return self.reported_by(names) or self._note(names[0], text, suggested_exit_code=4)
 
     def _missing(self) -> dict[str, object]:
         missing = unmet(self._config, self._members, self._endpoints)
@@ -328,12 +331,10 @@ class Ledger:
         text = f"training did not start within {self._config.start_timeout_s:g} s: {why}"
         return self._note(missing[0][0], text, suggested_exit_code=3)
 
-    def _data_cause(self, hosts: list[Member], text: str) -> dict[str, object]:
-        """Blame the first failure that the lost hosts reported themselves, if one did."""
-        reported = [self._failures[kind] for host in hosts if (kind := f"data {host.name}") in self._failures]
-        if reported:
-            return min(reported, key=lambda failure: failure.at_s).cause
-        return self._note(hosts[0].name, text, suggested_exit_code=4)
+    def reported_by(self, names: Sequence[str]) -> dict[str, object] | None:
+        """Return the first failure that data hosts reported themselves, None if none did."""
+        reported = [self._failures[kind] for name in names if (kind := f"data {name}") in self._failures]
+        return min(reported, key=lambda failure: failure.at_s).cause if reported else None
 
     def _first_failure(self) -> dict[str, object] | None:
         return failure.cause if (failure := self._failures.get("primary") or self._failures.get("secondary")) else None
@@ -380,8 +381,7 @@ class Ledger:
         if journal is None or journal.get("run_id") != self._config.run_id:
             return
         try:
-            started_wall = min(float(journal["started_wall"]), self._wall())
-            started = self._clock() - (self._wall() - started_wall)
+            started = min(float(journal["started"]), self._clock())
             heard_s = self._clock() - started
             phase, outcome, cause = Phase(journal["phase"]), Outcome(journal["outcome"]), journal["cause"]
             failures = {kind: ReportedFailure(**failure) for kind, failure in journal["failures"].items()}
@@ -392,7 +392,7 @@ class Ledger:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             logger.warning("cannot use the journal %s (%r): starting anew", self._config.journal, error)
             return
-        self._started, self._started_wall, self._restarts, self.version = started, started_wall, restarts, version
+        self._started, self._restarts, self.version = started, restarts, version
         self._phase, self._outcome, self._cause, self._endpoints = phase, outcome, cause, endpoints
         self._failures, self._failure_deadline_s, self._input = failures, deadline_s, (replayed, skipped)
         self._members |= {member.name: member for member in members if member.name in self._members}

@@ -39,6 +39,14 @@ class Member:
         """Whether the host cannot prepare input any more."""
         return self.gone or self.report.workers_gone_for_good
 
+    @property
+    def helps(self) -> bool:
+        """Whether this is a trainer host with local workers that prepare input, or will again."""
+        if self.role != "trainer" or self.gone or self.report.workers_gone_for_good:
+            return False
+        workers = [process for process in self.report.processes if process.name.startswith("worker-")]
+        return any(worker.state in ("running", "waiting") for worker in workers)
+
     def lapse(self) -> None:
         """Give the host up; what its workers had in hand is lost even if it comes back."""
         self.lapsed = True
@@ -54,7 +62,8 @@ class Member:
             address=self.address,
             registered=self.registered,
             left=self.left,
-            lost=self.lapsed or self.left_early or self.report.workers_gone_for_good,
+            # A trainer host can do without workers of its own.
+            lost=self.lapsed or self.left_early or (self.role == "data" and self.report.workers_gone_for_good),
             leave_reason=self.leave_reason,
             age_s=uptime_s - self.heard_s,
         )

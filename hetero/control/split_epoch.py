@@ -11,6 +11,8 @@ A split of a settled epoch is in one of four states:
 ```
 
 An epoch that an earlier coordinator may have handed out is settled only once everybody has said what they know of it.
+
+Some splits can be prepared by one host alone: each host's are handed out in order, as are those of all.
 """
 
 from __future__ import annotations
@@ -93,8 +95,8 @@ class Epoch:
         self.done = bytearray()
         self.done_count = 0
         self.batches = 0
-        self._count = 0
-        self._ready: list[int] = []
+        self._hosts: Sequence[str | None] = ()  # by split, the one that alone can prepare it
+        self._ready: dict[str | None, list[int]] = {}  # heaps, by that host
         self._arrived: dict[int, bytes] = {}
         self._claims: dict[str, dict[int, int]] = {}
         self._reports: list[tuple[str, Report]] = []
@@ -133,20 +135,20 @@ class Epoch:
         self._claims.pop(host, None)
         self._reports = [(other, report) for other, report in self._reports if other != host]
 
-    def settle(self, count: int, floors: Mapping[int, int]) -> Settlement:
+    def settle(self, hosts: Sequence[str | None], floors: Mapping[int, int]) -> Settlement:
         """Decide whose every split is.
 
         A claim holds if no rank refuses its attempt; of two that do, the later attempt is the one that counts.
 
         Args:
-            count: Number of splits.
+            hosts: By split, the host that alone can prepare it; None: any can.
             floors: By split, the highest attempt that a rank refuses.
 
         Returns:
             Claims that were refused; reports to be handled now; splits that nobody holds. Where the epoch is fresh the
             last are none: they are ready.
         """
-        best: dict[int, Holder] = {}
+        count, best = len(hosts), dict[int, Holder]()
         for host, claims in self._claims.items():
             for split, attempt in claims.items():
                 valid = 0 <= split < count and not bitmap.has(self.done, split) and attempt > floors.get(split, -1)
@@ -158,10 +160,12 @@ class Epoch:
             for split, attempt in claims.items()
             if best.get(split) != Holder(host, attempt)
         ]
-        self.settled, self._count, self.held = True, count, best
+        self.settled, self._hosts, self.held = True, hosts, best
         unknown = [split for split in range(count) if split not in best and not bitmap.has(self.done, split)]
         if self.fresh and not self._claims:
-            self._ready, unknown = unknown, []
+            for split in unknown:  # ascending: each list is a heap
+                self._ready.setdefault(hosts[split], []).append(split)
+            unknown = []
         settlement = Settlement(refused, self._reports, unknown)
         self._claims, self._reports = {}, []
         return settlement
@@ -171,33 +175,45 @@ class Epoch:
     @property
     def ready(self) -> bool:
         """Whether a split can be handed out."""
-        return bool(self._ready)
+        return any(self._ready.values())
 
     @property
     def waiting(self) -> bool:
         """Whether a split is still to be handed out."""
-        return bool(self._ready or self.fencing) or not self.settled
+        return self.ready or bool(self.fencing) or not self.settled
+
+    def is_awaited_by(self, host: str) -> bool:
+        """Return whether a split that cannot be handed out yet may soon be one for this host."""
+        return not self.settled or any(self._hosts[split] in (None, host) for split in self.fencing)
 
     @property
     def complete(self) -> bool:
         """Whether all splits are done."""
-        return self.settled and self.done_count == self._count
+        return self.settled and self.done_count == len(self._hosts)
 
     @property
     def lowest_ready(self) -> int:
-        """The split that is handed out next."""
-        return self._ready[0]
+        """The lowest split that can be handed out, to whichever host."""
+        return min(heap[0] for heap in self._ready.values() if heap)
 
-    def hand_out(self, holder: Holder) -> tuple[int, bytes]:
-        """Give the lowest ready split away; return it and the bitmap of its batches that are at ranks already."""
-        split = heapq.heappop(self._ready)
+    def host_of(self, split: int) -> str | None:
+        """Return the host that alone can prepare a split, None if any can."""
+        return self._hosts[split]
+
+    def next_for(self, host: str) -> int | None:
+        """Return the split that is handed to this host next, None if there is none."""
+        return min((heap[0] for lane in (None, host) if (heap := self._ready.get(lane))), default=None)
+
+    def hand_out(self, split: int, holder: Holder) -> bytes:
+        """Give a host its next split away; return the bitmap of its batches that are at ranks already."""
+        heapq.heappop(self._ready[self._hosts[split]])
         self.held[split] = holder
-        return split, self._arrived.pop(split, b"")
+        return self._arrived.pop(split, b"")
 
     def make_ready(self, split: int, arrived: bytes) -> None:
         """Let a split that was fenced be handed out again."""
         self.fencing.discard(split)
-        heapq.heappush(self._ready, split)
+        heapq.heappush(self._ready.setdefault(self._hosts[split], []), split)
         if arrived:
             self._arrived[split] = arrived
 

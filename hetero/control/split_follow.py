@@ -51,6 +51,7 @@ class SplitFollower:
         size: Number of ranks.
         run_id: Name of the run.
         listener: Told what the book says.
+        stray_channels: Channels that are spread over the hosts and of which this host has files.
         cluster: What the hosts of the job know themselves by.
         tls: Whether and with what to encrypt.
 
@@ -67,12 +68,14 @@ class SplitFollower:
         run_id: str,
         listener: FollowListener,
         *,
+        stray_channels: Sequence[str] = (),
         cluster: str | None = None,
         tls: Tls = PLAIN,
     ) -> None:
         self._address: Callable[[], str] = (lambda: str(address)) if isinstance(address, str) else address
         self._metadata, self._tls = metadata_of(token, cluster), tls
         self._rank, self._size, self._run_id, self._listener = rank, size, run_id, listener
+        self._stray_channels = tuple(stray_channels)
         self._changed = threading.Condition()
         # Said anew after each reconnection; epochs that have ended move to `_ended`.
         self._begun: set[int] = set()
@@ -181,6 +184,7 @@ class SplitFollower:
         with self._changed:
             self._outbox = pb.FollowRequest()  # all of it is in what follows, or is asked for again
             hello = pb.FollowHello(rank=self._rank, size=self._size, run_id=self._run_id, ended=sorted(self._ended))
+            hello.stray_channels.extend(self._stray_channels)
             for epoch, floors in self._obeyed.items():
                 by_attempt: dict[int, list[int]] = {}
                 for split, attempt in floors.items():

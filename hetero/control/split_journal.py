@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hetero.control.journal import read_journal, replace_journal
+from hetero.control.split_lists import Home, Splits
 from hetero.control.split_mail import Past, Skipped
 
 logger = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ class Memory:
     """What a split book keeps for its successor.
 
     Args:
-        values: The list of splits, JSON texts; None: not known yet.
+        splits: The list of splits; None: not known yet.
         attempt: The highest attempt.
         size: Number of ranks; None: not known yet.
         closed: Ranks that have said goodbye.
@@ -34,7 +35,7 @@ class Memory:
         epochs: By open epoch, the bitmap of splits that are done, and how many batches those had.
     """
 
-    values: tuple[str, ...] | None = None
+    splits: Splits | None = None
     attempt: int = 0
     size: int | None = None
     closed: tuple[int, ...] = ()
@@ -45,7 +46,7 @@ class Memory:
     epochs: Mapping[int, tuple[bytes, int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the memory as JSON values, without `values`."""
+        """Return the memory as JSON values, without `splits`."""
         return {
             "attempt": self.attempt,
             "size": self.size,
@@ -59,16 +60,14 @@ class Memory:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Memory:
-        """Rebuild a memory from `to_json` and "values".
+        """Rebuild a memory from `to_json` and "splits".
 
         Raises:
             ValueError: It is none. KeyError, TypeError and AttributeError likewise.
         """
-        values, size = value["values"], value["size"]
-        if values is not None and not (isinstance(values, list) and all(isinstance(text, str) for text in values)):
-            raise ValueError("the list of splits is none")
+        size = value["size"]
         return cls(
-            values=None if values is None else tuple(values),
+            splits=_splits(value["splits"]),
             attempt=int(value["attempt"]),
             size=None if size is None else int(size),
             closed=tuple(int(rank) for rank in value["closed"]),
@@ -78,6 +77,17 @@ class Memory:
             past=tuple(Past(int(e[0]), int(e[1]), int(e[2])) for e in value["past"]),
             epochs={int(n): (bytes.fromhex(done), int(batches)) for n, (done, batches) in value["epochs"].items()},
         )
+
+
+def _splits(value: Any) -> Splits | None:
+    if value is None:
+        return None
+    values, homes = value
+    if not (isinstance(values, list) and all(isinstance(text, str) for text in values)):
+        raise ValueError("the list of splits is none")
+    if len(homes) not in (0, len(values)):
+        raise ValueError(f"{len(values)} splits and the homes of {len(homes)}")
+    return Splits(tuple(values), tuple(home and Home(str(home[0]), str(home[1])) for home in homes))
 
 
 class SplitJournal:
@@ -93,7 +103,7 @@ class SplitJournal:
         self._path, self._run_id, self._clock = path, run_id, clock
         self._written: tuple[int, int] = (0, 0)
         self._written_s = -WRITE_INTERVAL_S
-        self._values: tuple[tuple[str, ...] | None, str] = (None, "null")
+        self._splits: tuple[Splits | None, str] = (None, "null")
 
     def read(self) -> Memory | None:
         """Return what was kept; None if there is nothing that can be used."""
@@ -121,7 +131,7 @@ class SplitJournal:
             return
         self._written, self._written_s = (version, important), self._clock()
         kept = memory()
-        if kept.values is not self._values[0]:  # encoded once: it may have many thousand entries
-            self._values = kept.values, json.dumps(kept.values)
+        if kept.splits is not self._splits[0]:  # encoded once: it may have many thousand entries
+            self._splits = kept.splits, json.dumps(kept.splits)
         head = json.dumps({"run_id": self._run_id, **kept.to_json()})
-        replace_journal(self._path, f'{head[:-1]}, "values": {self._values[1]}}}')
+        replace_journal(self._path, f'{head[:-1]}, "splits": {self._splits[1]}}}')

@@ -39,10 +39,11 @@ class RankMail:
 
 @dataclass
 class Feed:
-    """A data host's feed.
+    """A data host's feed, or that of a trainer host's local workers.
 
     Args:
         host: Its host.
+        spare: Whether its host trains: the job can do without it, and it does without what only data hosts have.
         connected: Whether there is a stream from it.
         registered: Whether the host has registered.
         gone: Whether the host was given up.
@@ -53,6 +54,7 @@ class Feed:
     """
 
     host: str
+    spare: bool = False
     connected: bool = False
     registered: bool = False
     gone: bool = False

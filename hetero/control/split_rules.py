@@ -3,80 +3,29 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from hetero.control.split_epoch import Epoch, Holder, Report, SplitId
-from hetero.control.split_fences import Fences
-from hetero.control.split_journal import Memory
-from hetero.control.split_mail import Assignment, Feed, Past, Rank, Skipped
+from hetero.control.split_mail import Assignment, Feed, Past, Skipped
+from hetero.control.split_state import FEED_WAIT_S, SplitState
 from hetero.control.state import failure_of
 
 logger = logging.getLogger(__name__)
 
-FEED_WAIT_S = 10.0
-"""How long splits that an earlier coordinator handed out wait for the feeds that may hold them."""
 STRANGER_WAIT_S = 3.0
 """The same for feeds of hosts that have not registered."""
 RELIEF_WAIT_S = 5.0
 """How long a worker whose split was taken has to ask for another one before the next split is taken: the first may have
 been a split whose batches only wait for ranks, so that no worker got free."""
-_PAST_EPOCHS = 20
 
 
-class SplitRules:
-    """The state of a split book, and what follows from it; `SplitBook` takes the peers' messages.
+class SplitRules(SplitState):
+    """What follows from the state of a split book; `SplitBook` takes the peers' messages.
 
-    Args:
-        hosts: The data hosts of the job.
-        deterministic: Whether ranks read an epoch split by split.
-        skip_bad: Whether a split in which the job's code fails is left out; else it ends the job (`failure`).
-        first_attempt: Must be above every attempt that an earlier coordinator handed out.
-        memory: What an earlier coordinator kept; may be old.
-        clock: Monotonic seconds.
+    Args: those of `SplitState`.
     """
 
-    def __init__(
-        self,
-        hosts: Sequence[str],
-        *,
-        deterministic: bool = False,
-        skip_bad: bool = False,
-        first_attempt: int = 0,
-        memory: Memory | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        kept = memory or Memory()
-        self.pending: set[str | int] = set()
-        self.failure: Mapping[str, object] | None = None
-        self.values = kept.values
-        self.may_list = True  # whether the job's code may be asked for its splits before an epoch is begun
-        self.replayed, self.skipped = kept.replayed, list(kept.skipped)
-        self.version = self.important_version = 0  # the latter: of the last change that is worth writing down at once
-        self.epochs: dict[int, Epoch] = {}  # the open ones
-        self.past = deque(kept.past, _PAST_EPOCHS)
-        self._deterministic, self._skip_bad, self._clock = deterministic, skip_bad, clock
-        self._started_s = clock()
-        self._attempt = max(first_attempt, kept.attempt)
-        self._fences = Fences(self._attempt)
-        self._floors: dict[int, dict[int, int]] = {}
-        self._size = kept.size
-        self._ranks = {rank: Rank(closed=True) for rank in kept.closed}
-        self._feeds = {host: Feed(host) for host in hosts}
-        self._ended = set(kept.ended)
-        self._remembered = dict(kept.epochs)
-        self._resumed = memory is not None
-        self._list_asked: dict[str, bool] = {}  # hosts that were asked for the list: whether a worker was idle
-        self._list_asked_s = self._started_s
-        self._relieved: tuple[Feed, int, float] | None = None  # from which feed, what it had asked for, and when
-
     # --- epochs -------------------------------------------------------------------------------------------------------
-
-    @property
-    def _all_here(self) -> bool:
-        """Whether every rank has said hello to this book, or goodbye to an earlier one."""
-        return self._size is not None and len(self._ranks) == self._size
 
     @property
     def _knows_all_epochs(self) -> bool:
@@ -133,7 +82,7 @@ class SplitRules:
 
     def _settle(self) -> None:
         """Decide whose the splits of an epoch are that an earlier coordinator may have handed out."""
-        if self.values is None or not self._all_here:
+        if self.splits is None or not self._all_here:
             return
         for epoch in [epoch for epoch in self.epochs.values() if not epoch.settled]:
             if not epoch.fresh and self._awaits_feeds():
@@ -141,7 +90,7 @@ class SplitRules:
             if not epoch.begun:  # all ranks are here and none reads it: it is over, and a feed has not heard of it
                 self._end(epoch.number)
                 continue
-            settlement = epoch.settle(len(self.values), self._floors.pop(epoch.number, {}))
+            settlement = epoch.settle(self._hosts_of, self._floors.pop(epoch.number, {}))
             for split, holder in epoch.held.items():
                 self._feeds[holder.host].held.add((epoch.number, split))
             for host, key in settlement.refused:
@@ -160,6 +109,7 @@ class SplitRules:
         return any(
             not feed.connected and not feed.gone and passed_s < (FEED_WAIT_S if feed.registered else STRANGER_WAIT_S)
             for feed in self._feeds.values()
+            if feed.registered or not feed.spare
         )
 
     # --- splits -------------------------------------------------------------------------------------------------------
@@ -223,11 +173,6 @@ class SplitRules:
                     self._ranks[number].mail.fences.append(pending.fence)
                     self.pending.add(number)
 
-    def _revoke(self, feed: Feed, key: SplitId) -> None:
-        if feed.connected:
-            feed.mail.revoked.append(key)
-            self.pending.add(feed.host)
-
     def _advance(self) -> None:
         """Hand out whatever can be."""
         self._settle()
@@ -235,74 +180,45 @@ class SplitRules:
             epoch = self.epochs[pending.fence.epoch]
             for split in pending.fence.splits:
                 epoch.make_ready(split, pending.arrived.get(split, b""))
-        if self.values is None:
+        self._judge_losses()
+        self._judge_strays()
+        if self.splits is None:
             if self.may_list or self.epochs:
-                self._ask_for_list()
+                self._ask_for_lists()
             return
-        while (next_epoch := self._first_waiting()) is not None and next_epoch.ready:
-            epoch, feed = next_epoch, self._hungriest()
-            if feed is None:
-                self._relieve(SplitId(epoch.number, epoch.lowest_ready, 0))
-                return
+        while (next_one := self._next_hand_out()) is not None:
+            epoch, split, feed = next_one
             self._attempt += 1
-            split, arrived = epoch.hand_out(Holder(feed.host, self._attempt))
+            arrived = epoch.hand_out(split, Holder(feed.host, self._attempt))
             feed.given += 1
             feed.held.add((epoch.number, split))
             key = SplitId(epoch.number, split, self._attempt)
-            feed.mail.assignments.append(Assignment(key, self.values[split], arrived))
+            feed.mail.assignments.append(Assignment(key, self.splits.values[split], arrived))
             self.pending.add(feed.host)
+        waiting = self._first_waiting()
+        if waiting is not None and waiting.ready:
+            self._relieve(SplitId(waiting.number, waiting.lowest_ready, 0))
+
+    def _next_hand_out(self) -> tuple[Epoch, int, Feed] | None:
+        """Return the lowest split that a feed waits for and may have, and of such feeds the one that waits for most."""
+        found = [(*place, feed) for feed in self._feeds.values() if feed.credit > 0 and (place := self._next_for(feed))]
+        if not found:
+            return None
+        number, split, feed = min(found, key=lambda one: (one[0], one[1], one[2].spare, -one[2].credit))
+        return self.epochs[number], split, feed
+
+    def _next_for(self, feed: Feed) -> tuple[int, int] | None:
+        """Return a feed's next split; a later epoch waits while an earlier one may soon have one for it."""
+        for number, epoch in sorted(self.epochs.items()):
+            if (split := epoch.next_for(feed.host)) is not None:
+                return number, split
+            if epoch.is_awaited_by(feed.host):
+                return None
+        return None
 
     def _first_waiting(self) -> Epoch | None:
         """Return the lowest epoch that has splits to hand out; later ones wait even while it cannot."""
         return min((e for e in self.epochs.values() if e.waiting), key=lambda epoch: epoch.number, default=None)
-
-    def _hungriest(self) -> Feed | None:
-        """Return the feed that waits for the most splits, None if no feed waits for one."""
-        feed = max(self._feeds.values(), key=lambda feed: feed.credit, default=None)
-        return feed if feed is not None and feed.credit > 0 else None
-
-    def _ask_for_list(self) -> None:
-        """Ask a feed with an idle worker for the list of splits.
-
-        If all workers have splits of an earlier coordinator in hand, all feeds are asked: one may know the list.
-        """
-        hungry = self._hungriest()
-        if hungry is not None:
-            if not any(self._list_asked.values()):
-                self._ask(hungry, idle=True)
-            return
-        busy = [feed for feed in self._feeds.values() if feed.serves and self._claims(feed)]
-        for feed in busy:
-            if feed.host not in self._list_asked:
-                self._ask(feed, idle=False)
-                self._list_asked_s = self._clock()
-        if busy and self._clock() - self._list_asked_s > FEED_WAIT_S:
-            self._interrupt(busy)
-
-    def _ask(self, feed: Feed, *, idle: bool) -> None:
-        feed.mail.list_splits = True
-        self.pending.add(feed.host)
-        self._list_asked[feed.host] = idle
-
-    def _interrupt(self, busy: Sequence[Feed]) -> None:
-        """Take a split from a worker so that it can list the splits.
-
-        All workers may wait until ranks have had a lower split, which nobody can hand out without the list.
-        """
-        key, host = max(max(self._claims(feed)) for feed in busy)
-        self.epochs[key.epoch].disclaim(host, key.split)
-        self._revoke(self._feeds[host], key)
-        self._list_asked_s = self._clock()
-
-    def _claims(self, feed: Feed) -> list[tuple[SplitId, str]]:
-        unsettled = [epoch for epoch in self.epochs.values() if not epoch.settled]
-        return [(key, feed.host) for epoch in unsettled for key in epoch.claims_of(feed.host)]
-
-    def _forget_request(self, feed: Feed) -> None:
-        """Expect no answer any longer to what a feed was asked."""
-        self._list_asked.pop(feed.host, None)
-        if self._relieved is not None and self._relieved[0] is feed:
-            self._relieved = None
 
     def _relieve(self, waiting: SplitId) -> None:
         """Take a later split from a worker if all work on later ones.
@@ -318,7 +234,11 @@ class SplitRules:
         depth = 2 if self._deterministic else 1
         if not serving or any(key[:depth] <= waiting[:depth] for feed in serving for key in feed.held):
             return
-        (number, split), feed = max(((max(feed.held), feed) for feed in serving), key=lambda one: one[0])
+        host = self._hosts_of[waiting.split]
+        able = [feed for feed in serving if host in (None, feed.host)]
+        if not able:
+            return
+        (number, split), feed = max(((max(feed.held), feed) for feed in able), key=lambda one: one[0])
         self._revoke(feed, SplitId(number, split, self.epochs[number].held[split].attempt))
         self._give_up(feed, {(number, split)})
         self._relieved = (feed, feed.wanted, self._clock())

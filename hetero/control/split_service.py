@@ -12,12 +12,14 @@ import grpc
 import grpc.aio
 
 from hetero._proto import splits_pb2 as pb
+from hetero.control import split_causes
 from hetero.control.config import CoordinatorConfig
 from hetero.control.ledger import Ledger, UnknownHost
 from hetero.control.split_journal import SplitJournal
+from hetero.control.split_lists import Loss
 from hetero.control.split_streams import FeedStream, Figures, PeerStream, RankStream
 from hetero.control.splits import Mismatch, SplitBook
-from hetero.control.state import JobState, Phase
+from hetero.control.state import JobState, Outcome, Phase
 
 SERVICE = "hetero.v1.Splits"
 JOURNAL_NAME = "splits.json"
@@ -41,9 +43,12 @@ class SplitService:
         self._config, self._ledger, self._door, self._publish = config, ledger, door, publish
         self._journal = SplitJournal(config.journal.with_name(JOURNAL_NAME), config.run_id)
         self.book = SplitBook(
-            config.data,
+            (*config.data, *config.trainers),
             deterministic=config.deterministic,
             skip_bad=config.bad_split == "skip",
+            sharded=config.sharded,
+            listers=config.data,
+            epochs=config.epochs,
             # Above every attempt of an earlier coordinator, whatever became of its journal: nobody hands out a million
             # splits a second.
             first_attempt=time.time_ns() // 1000,
@@ -53,6 +58,7 @@ class SplitService:
         self._streams: dict[str | int, PeerStream] = {}
         self._ended_ranks: list[int] = []
         self._failed = False
+        self._unlisted_since_s: float | None = None
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """Return the handlers; requests are read only once the token was found right."""
@@ -66,10 +72,12 @@ class SplitService:
     def hosts_changed(self) -> None:
         """Look at the ledger: which hosts are there, which are gone, which ranks have ended."""
         state = self._ledger.state()
-        hosts = state.data_hosts
+        local = [host for host in state.trainer_hosts if f"feed/{host.name}" in state.endpoints]  # hetero.host.feed_key
+        hosts = (*state.data_hosts, *local)
         # If the job's code fails in it the job is over: all hosts that have to hear of that must be there.
         self.book.may_list = state.phase is not Phase.WAITING
-        self.book.set_hosts({h.name for h in hosts if h.registered}, {h.name for h in hosts if h.lost or h.left})
+        gone = {h.name for h in hosts if h.lost or h.left or h.workers_gone_for_good}
+        self.book.set_hosts({h.name for h in hosts if h.registered}, gone)
         self._ended_ranks = _ended_ranks(state)
         self.book.ranks_ended(self._ended_ranks)
         self._deliver()
@@ -78,6 +86,7 @@ class SplitService:
         """Let time pass; to be called about twice a second."""
         self.book.ranks_ended(self._ended_ranks)  # whose number may be known only now
         self.book.tick()
+        self._judge_silence()
         self._deliver()
 
     def stop(self) -> None:
@@ -94,7 +103,8 @@ class SplitService:
             state.epochs.add(epoch=past.epoch, done=past.done, batches=past.batches, ended=True)
         for number, epoch in sorted(book.epochs.items()):
             state.epochs.add(epoch=number, done=epoch.done_count, held=len(epoch.held), batches=epoch.batches)
-        for host in self._config.data:
+        local = [host for host in self._config.trainers if host in self._figures.feeds or host in self._streams]
+        for host in (*self._config.data, *local):
             heard_s, stats = self._figures.feeds.get(host, (now_s, pb.FeedStats()))
             state.hosts.add(host=host, connected=host in self._streams, stats=stats, stats_age_s=now_s - heard_s)
         state.ranks.extend(stats for _, stats in sorted(self._figures.ranks.items()))
@@ -107,8 +117,9 @@ class SplitService:
     async def _serve(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         async with self._door(context):
             first = pb.ServeRequest.FromString(await _first(requests))
-            if (host := first.hello.host) not in self._config.data:
-                raise UnknownHost(f"{host[:80]!r} is no data host of this job; it has {', '.join(self._config.data)}")
+            known = (*self._config.data, *self._config.trainers)  # the latter, of local workers
+            if (host := first.hello.host) not in known:
+                raise UnknownHost(f"{host[:80]!r} is no host of this job; it has {', '.join(known)}")
             await self._converse(FeedStream(self.book, self._figures, first, self._fail), requests, context)
 
     async def _follow(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
@@ -172,12 +183,32 @@ class SplitService:
                 self.book.pending.discard(peer)  # it is told when it comes
         if self.book.failure is not None and not self._failed:
             self._fail(self.book.failure)
+        elif self.book.loss is not None and not self._failed and not self._ledger.ended:
+            self._lose(self.book.loss)
         self._ledger.note_input(self.book.replayed, len(self.book.skipped))
         self._journal.write(self.book.version, self.book.important_version, self.book.memory)
 
-    def _fail(self, cause: Mapping[str, object]) -> None:
+    def _lose(self, loss: Loss) -> None:
+        """End the job for want of what a lost host alone could prepare."""
+        host = next(host for host in self._ledger.state().data_hosts if host.name == loss.host)
+        reported = self._ledger.reported_by([loss.host])
+        self._fail(split_causes.of_loss(loss, host, self._config.lease_s, reported, time.time()), Outcome.DATA_LOST)
+
+    def _judge_silence(self) -> None:
+        """End the job if a host does not list its own splits."""
+        unlisted = self.book.unlisted if self.book.may_list and not self._ledger.ended else ()
+        if not unlisted:
+            self._unlisted_since_s = None
+            return
+        now_s, limit_s = time.monotonic(), self._config.start_timeout_s
+        self._unlisted_since_s = now_s if self._unlisted_since_s is None else self._unlisted_since_s
+        if now_s - self._unlisted_since_s > limit_s:
+            cause = split_causes.of_silence(unlisted, self._config.sharded, limit_s, time.time())
+            self._fail(cause, Outcome.NEVER_STARTED)
+
+    def _fail(self, cause: Mapping[str, object], outcome: Outcome = Outcome.FAILED) -> None:
         self._failed = True
-        self._ledger.fail({"process": "worker", "time_s": time.time(), **cause})
+        self._ledger.fail({"process": "worker", "time_s": time.time(), **cause}, outcome)
         self._publish()
 
 

@@ -98,7 +98,8 @@ class FeedStream(PeerStream):
             if request.list.cause_json:
                 self._fail({"host": self.peer, **(cause_from_json(request.list.cause_json) or {})})
             else:
-                self._book.feed_list(request.list.values)
+                channels = {split: local.channel for local in request.list.local for split in local.splits}
+                self._book.feed_list(self.peer, request.list.values, channels)
         if request.wanted:
             self._book.feed_wanted(self.peer, request.wanted)
         if request.HasField("stats"):
@@ -145,6 +146,7 @@ class RankStream(PeerStream):
             ended=hello.ended,
             begun=_epochs(self._first.begun),
             left=_epochs(self._first.left),
+            stray_channels=hello.stray_channels,
         )
         if self._first.bye:
             self._book.rank_bye(self.peer)

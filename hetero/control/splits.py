@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hetero.control.split_epoch import Fence, Report, SplitId
 from hetero.control.split_journal import Memory
+from hetero.control.split_lists import HostList
 from hetero.control.split_mail import FeedMail, Rank, RankMail
 from hetero.control.split_rules import SplitRules
 
@@ -28,12 +29,13 @@ class Mismatch(Exception):
 class SplitBook(SplitRules):
     """Hands out splits, lowest (epoch, split) first; not thread-safe. All handling takes constant time or nearly so.
 
-    Args: those of `SplitRules`.
+    Args: those of `SplitState`.
 
     Attributes:
         pending: Feeds (their hosts) and ranks that have mail.
         failure: Why the job must end; None as long as it need not.
-        values: The list of splits, JSON texts; None until a feed has told it.
+        splits, values: The list of splits, and the JSON texts in it; None until it is known.
+        loss: A host that was given up and that the job cannot do without; None as long as there is none.
         replayed: Batches that were prepared a second time.
         skipped: Splits that were left out.
         version, important_version: Grow with each change, and with each that is worth writing down at once.
@@ -85,10 +87,16 @@ class SplitBook(SplitRules):
         self._handle(self._feeds[host], report)
         self._advance()
 
-    def feed_list(self, values: Sequence[str]) -> None:
-        """Take the list of splits, as JSON texts; the first one holds for the whole run."""
-        if self.values is None:
-            self.values = tuple(values)
+    def feed_list(self, host: str, values: Sequence[str], channels: Mapping[int, str] | None = None) -> None:
+        """Take a host's list of splits; the first one holds for the whole run.
+
+        Args:
+            host: Who has listed them.
+            values: JSON texts.
+            channels: By position, the channel that a split reads from, where each host has other files of it.
+        """
+        if self.splits is None:
+            self._take_list(host, HostList(tuple(values), channels or {}))
             self._change(important=True)
             self._advance()
 
@@ -128,6 +136,7 @@ class SplitBook(SplitRules):
         ended: Iterable[int] = (),
         begun: Iterable[int] = (),
         left: Iterable[int] = (),
+        stray_channels: Iterable[str] = (),
     ) -> None:
         """Begin a rank's stream.
 
@@ -139,6 +148,7 @@ class SplitBook(SplitRules):
             ended: Epochs of whose end it has heard.
             begun: Epochs that it reads.
             left: Epochs that it takes nothing more of.
+            stray_channels: Channels that are spread over the hosts and of which the rank's host has files.
 
         Raises:
             Mismatch: There are other ranks than that.
@@ -146,6 +156,7 @@ class SplitBook(SplitRules):
         if not 0 <= rank < size or self._size not in (None, size):
             raise Mismatch(f"rank {rank} of {size} is not part of this job, which has {self._size or size} ranks")
         self._size, told = size, set(ended)
+        self._strays |= dict.fromkeys(stray_channels, rank)
         self._resumed = self._resumed or highest_attempt > 0
         self._attempt = max(self._attempt, highest_attempt)
         self._ranks[rank] = Rank(connected=True)
@@ -222,7 +233,7 @@ class SplitBook(SplitRules):
     def memory(self) -> Memory:
         """Return what spares a later coordinator work."""
         return Memory(
-            values=self.values,
+            splits=self.splits,
             attempt=self._attempt,
             size=self._size,
             closed=tuple(number for number, rank in self._ranks.items() if rank.closed),

@@ -151,6 +151,11 @@ class JobState:
         return dataclasses.asdict(self)
 
 
+def first_rank_key(host: str) -> str:
+    """Return the name under which a trainer host that mpirun started publishes the number of its first rank."""
+    return f"first-rank/{host}"
+
+
 def failure_of(cause: Mapping[str, object]) -> Failure:
     """Return a cause as a failure; what a caller left out, or filled with nonsense, is taken as unknown."""
     try:

@@ -281,7 +281,7 @@ class InputStream:
         if state.cut_s is None and source.is_stuck(ended_elsewhere=state.ended_elsewhere):
             print(
                 f"warning: the input of rank {self._rank} stopped in epoch {state.number} without an end: a data host "
-                "is lost, and the rows that it had in hand with it. The epoch ends here.",
+                "is lost, and the rows that it had in hand with it, or this host's clock was set back. It ends here.",
                 flush=True,
             )
             state.cut_s = time.monotonic()

@@ -8,6 +8,7 @@ import time
 import traceback
 from typing import Any
 
+from hetero.inputs import s3
 from hetero.process.failure import Failure
 
 _TRACEBACK_LINES = 40
@@ -34,7 +35,9 @@ def cause_of(error: BaseException, *, host: str, process: str, where: str = "") 
         process=process,
         time_s=time.time(),
         exception=_clean(type(error).__name__, _MESSAGE_CHARS),
-        message=_clean(_place(error, text) + text, _MESSAGE_CHARS) + (f" [{where}]" if where else ""),
+        message=" ".join(
+            filter(None, (_clean(_place(error, text) + text, _MESSAGE_CHARS), s3.hint(text), where and f"[{where}]"))
+        ),
         traceback=_traceback(error),
     )
     return failure.to_dict()

@@ -27,11 +27,14 @@ from types import ModuleType
 from typing import Any
 
 from hetero.errors import EngineError, PortInUse
+from hetero.inputs import s3
 
 _log = logging.getLogger(__name__)
 
 PORT_TRIES = 64
 """How many ports after the preferred one are tried when it is taken."""
+CLIENT_TIMEOUT_S = 10 * 365 * 86_400.0
+"""A consumer is never given up: ranks end with the job, and TensorFlow measures by the wall clock, which can be set."""
 _OWN_PORT_WAIT_S = 10.0
 _claims: list[socket.socket] = []  # held for the life of the process, see _claim
 _STUB_PACKAGES = ("", ".python", ".python.client", ".python.data", ".python.data.experimental",
@@ -47,7 +50,7 @@ def serve_dispatcher(
     on_tick: Callable[[int], None] | None = None,
     tick_s: float = 1.0,
     worker_timeout_s: float = 5.0,
-    client_timeout_s: float = 60.0,
+    client_timeout_s: float = CLIENT_TIMEOUT_S,
 ) -> None:
     """Run the dispatcher until the process is killed.
 
@@ -318,6 +321,7 @@ def _load_tensorflow_io(session: Any) -> None:
     if spec is None or not spec.submodule_search_locations:
         return
     folder = Path(next(iter(spec.submodule_search_locations))) / "python" / "ops"
+    s3.bound_waits()
     for name, load in (
         ("libtensorflow_io.so", session.TF_LoadLibrary),
         ("libtensorflow_io_plugins.so", session.TF_RegisterFilesystemPlugin),

@@ -23,6 +23,7 @@ from hetero.data.tf_reader import Ended, cancellation_manager, raise_ended, read
 from hetero.data.tf_retire import Dispatcher
 from hetero.data.tf_server import serve_dispatcher, serve_worker
 from hetero.errors import DataServiceLost, EngineError, HeteroError, InputError
+from hetero.inputs import s3
 
 __all__ = [
     "Dispatcher",
@@ -36,6 +37,9 @@ __all__ = [
 
 _OPEN_RETRY_S = 2.0
 _OPEN_TRIES = 4
+_STUCK_LATER_S = 2.0
+"""How long nothing must have arrived once elements did: what workers tell of their open tasks is known by then. With a
+host that vanished without a word every further epoch waits so long at its end."""
 _T = TypeVar("_T")
 _REFRESH_MS = 100
 """How often a client asks for new tasks and for the end of the epoch; TensorFlow's own value, 1 s, is felt at each
@@ -90,9 +94,12 @@ def open_epoch(
         job_name: Unique for run and epoch: under a used name the epoch is over at once.
         max_outstanding_requests: Bound on the elements that this rank holds or has asked for. Fewer than the number
             of workers leaves some of them idle.
-        service_idle: Tells whether a worker is gone for good and no living one has an open task.
-        service_lost: Tells whether a worker is gone for good: then the epoch's end on another rank is its end here.
-        stuck_after_s: How long nothing must have arrived, besides, before the source counts as stuck.
+        service_idle: Tells whether a worker is gone for good, or this host's clock was set back, and no living worker
+            has an open task.
+        service_lost: Tells whether a worker is gone for good, or the clock was set back: then the epoch's end on
+            another rank is its end here.
+        stuck_after_s: How long nothing must have arrived, besides, before the source counts as stuck; 2 s suffice once
+            elements came and the epoch has been open for that long.
         timeout_s: How long a dispatcher that is away is waited for when it is asked for the `element_spec`.
 
     Raises:
@@ -149,6 +156,8 @@ class TfDataSource:
         self._service_lost = service_lost or (lambda: False)
         self._stuck_after_s = stuck_after_s
         self._waiting_since: float | None = None
+        self._opened_s = time.monotonic()
+        self._taken = 0
         self._closed = threading.Event()
         self._cancellation = cancellation_manager()
         self._joined: Callable[[], Any] | None = None
@@ -161,6 +170,7 @@ class TfDataSource:
         """
         with _translated("open the epoch"):
             self._joined = self._open()
+        self._opened_s = time.monotonic()
 
     def __iter__(self) -> Iterator[Any]:
         """Yield elements until the epoch ends or `close` is called.
@@ -195,6 +205,7 @@ class TfDataSource:
                 raise
             finally:
                 self._waiting_since = None
+            self._taken += 1
             yield element
 
     def _open(self) -> Callable[[], Any]:
@@ -228,8 +239,10 @@ class TfDataSource:
 
     def is_stuck(self, *, ended_elsewhere: bool = False) -> bool:
         """Tell whether nothing more can come although the epoch has not ended: a host that froze says nothing."""
-        since = self._waiting_since
-        if since is None or time.monotonic() - since < self._stuck_after_s:
+        since, now_s = self._waiting_since, time.monotonic()
+        begun = self._taken > 0 and now_s - self._opened_s >= self._stuck_after_s
+        after_s = min(_STUCK_LATER_S, self._stuck_after_s) if begun else self._stuck_after_s
+        if since is None or now_s - since < after_s:
             return False
         return self._service_idle() or (ended_elsewhere and self._service_lost())
 
@@ -278,6 +291,8 @@ def _translated(doing: str) -> Iterator[None]:
                 f"A data host cannot {doing}: {text}. Install the package that has this op on the data hosts "
                 "(only tensorflow-io's ops are loaded there), or use --engine grpc."
             ) from error
+        if hint := s3.hint(error.message):
+            raise EngineError(f"A data host could not {doing}: {text}. {hint}") from error
         if isinstance(error, errors.CancelledError):
             raise DataServiceLost(f"Could not {doing}: the call was cancelled ({text}).") from error
         if isinstance(error, errors.UnavailableError | errors.DeadlineExceededError):

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetero.errors import InputError
+from hetero.inputs import s3
 
 _TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP = b"\x1f\x8b"
@@ -27,7 +28,8 @@ def read(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     """Return the array in a file, gzip-compressed or not.
 
     Args:
-        path: The file. Whether it is compressed is seen from its content, not from its name.
+        path: The file, or its address (`s3://bucket/key`). Whether it is compressed is seen from its content, not from
+            its name.
 
     Returns:
         Array of the file's shape, in the machine's own byte order.
@@ -35,7 +37,7 @@ def read(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     Raises:
         InputError: The file cannot be read, is no idx file, or is shorter or longer than its header says.
     """
-    content = _content(Path(path))
+    content = _content(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
         raise InputError(
             f"{str(path)!r} is no idx file: it starts with {content[:4].hex(' ') or 'nothing'}, not with 00 00 and the "
@@ -53,9 +55,9 @@ def read(path: str | os.PathLike[str]) -> npt.NDArray[Any]:
     return array.astype(dtype.newbyteorder("="))
 
 
-def _content(path: Path) -> bytes:
+def _content(path: str | os.PathLike[str]) -> bytes:
     try:
-        raw = path.read_bytes()
+        raw = s3.read_bytes(str(path)) if s3.is_address(path) else Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{str(path)!r} cannot be read: {error.strerror}. Put the file there.") from error
     if not raw.startswith(_GZIP):

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hetero.errors import InputError
+from hetero.inputs import s3
 
 Shape = tuple[int, ...]
 
@@ -58,8 +59,8 @@ def read(files: Sequence[str], *, open_files: int = 2) -> Any:
     (DYNAMIC sharding) and each record is read once.
 
     Args:
-        files: Paths; local, or any that TensorFlow can open.
-        open_files: Files read in turn by one worker.
+        files: Paths, or addresses such as `s3://bucket/key`.
+        open_files: Files read in turn by one worker. TensorFlow reads from S3 in blocks of up to 127 MB, one for each.
 
     Returns:
         tf.data.Dataset of serialised records (scalar strings).
@@ -71,6 +72,8 @@ def read(files: Sequence[str], *, open_files: int = 2) -> Any:
 
     if not files:
         raise InputError("there are no TFRecord files to read; check the channel's folder or the job's splits")
+    if any(s3.is_address(path) for path in files):
+        s3.register()
     paths = tf.data.Dataset.from_tensor_slices([str(path) for path in files])
     return paths.interleave(tf.data.TFRecordDataset, cycle_length=min(open_files, len(files)), block_length=16)
 
@@ -93,19 +96,21 @@ def parse(record: Any, spec: Mapping[str, Feature]) -> dict[str, Any]:
 
 def write_tfrecords(
     examples: Iterable[Mapping[str, Any]], folder: str | os.PathLike[str], shards: int, *, prefix: str = "part"
-) -> list[Path]:
+) -> list[Path] | list[str]:
     """Write examples to TFRecord shards, in turn; the folder appears with all of its files or not at all.
+
+    In S3 they appear one by one, each of them whole.
 
     Args:
         examples: Values by feature name. Bytes, strings and uint8 arrays are stored as bytes; integers, floats and
             other arrays as lists of numbers.
         folder: Folder to create. If it exists already, it is left as it is and its files are returned: many processes
-            may write the same data at once.
+            may write the same data at once. Or an address such as `s3://bucket/prefix`, which exists if all shards do.
         shards: Number of files, at least 1.
         prefix: Files are named `<prefix>-00000-of-00008.tfrecord`.
 
     Returns:
-        Paths of the shards, sorted.
+        Paths of the shards, sorted; addresses, as text, of those in S3.
 
     Raises:
         ValueError: `shards` is less than 1.
@@ -113,22 +118,16 @@ def write_tfrecords(
     """
     if shards < 1:
         raise ValueError(f"shards is {shards}; it must be at least 1")
-    target = Path(folder)
     names = [f"{prefix}-{number:05d}-of-{shards:05d}.tfrecord" for number in range(shards)]
+    if s3.is_address(folder):
+        return _write_to_s3(examples, str(folder), names)
+    target = Path(folder)
     if target.is_dir():
         return _shards_in(target, names)
-    import tensorflow as tf
-
     target.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
-        writers = [tf.io.TFRecordWriter(str(aside / name)) for name in names]
-        for number, example in enumerate(examples):
-            features = {name: _feature(name, value) for name, value in example.items()}
-            message = tf.train.Example(features=tf.train.Features(feature=features))
-            writers[number % shards].write(message.SerializeToString())
-        for writer in writers:
-            writer.close()
+        _write(examples, [str(aside / name) for name in names])
         aside.chmod(0o755)
         try:
             aside.rename(target)
@@ -138,6 +137,29 @@ def write_tfrecords(
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return _shards_in(target, names)
+
+
+def _write_to_s3(examples: Iterable[Mapping[str, Any]], address: str, names: Sequence[str]) -> list[str]:
+    s3.register()
+    import tensorflow as tf
+
+    paths = [f"{address.rstrip('/')}/{name}" for name in names]
+    with s3.translated(f"{address} cannot be written", address):
+        if not all(tf.io.gfile.exists(path) for path in paths):
+            _write(examples, paths)
+    return paths
+
+
+def _write(examples: Iterable[Mapping[str, Any]], paths: Sequence[str]) -> None:
+    import tensorflow as tf
+
+    writers = [tf.io.TFRecordWriter(path) for path in paths]
+    for number, example in enumerate(examples):
+        features = {name: _feature(name, value) for name, value in example.items()}
+        message = tf.train.Example(features=tf.train.Features(feature=features))
+        writers[number % len(writers)].write(message.SerializeToString())
+    for writer in writers:
+        writer.close()
 
 
 def _shards_in(folder: Path, names: Sequence[str]) -> list[Path]:

@@ -29,14 +29,21 @@ class Console:
         stream: Where the lines go (default: standard output).
         environ: Tells whether a parent draws the bar.
         quiet: Show nothing.
+        bar: Draw one at all. The processes of mpirun have a terminal that nobody sits at.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, environ: Mapping[str, str] | None = None, *, quiet: bool = False
+        self,
+        stream: TextIO | None = None,
+        environ: Mapping[str, str] | None = None,
+        *,
+        quiet: bool = False,
+        bar: bool = True,
     ) -> None:
         self._stream = stream or sys.stdout
         self._relay = (os.environ if environ is None else environ).get(PROGRESS_VARIABLE) == "events"
-        self._bar = _Bar(self._stream) if not (self._relay or quiet) and _is_terminal(self._stream) else None
+        draws = bar and not self._relay and not quiet and _is_terminal(self._stream)
+        self._bar = _Bar(self._stream) if draws else None
         self._lock = threading.Lock()
         self._broken = quiet
 

@@ -59,6 +59,23 @@ def read_stat(pid: int) -> Stat | None:
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+def idle_cpu_s(stat: str = "/proc/stat") -> float | None:
+    """Return the seconds in which the CPUs that this process may run on had nothing to do, since the machine's start.
+
+    Returns:
+        The sum over those CPUs, waiting for disks included; None where the system does not tell.
+    """
+    try:
+        with open(stat, encoding="ascii") as file:  # noqa: PTH123 (read once a second, by its name)
+            lines = [line.split() for line in file if line.startswith("cpu")]
+        allowed = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+        ticks = [list(map(int, fields[1:])) for fields in lines if fields[0] in allowed]
+    except (OSError, ValueError, AttributeError):
+        return None
+    # man 5 proc: user nice system idle iowait ...; all zeros where a sandbox only pretends to have the file
+    return sum(one[3] + one[4] for one in ticks) / _TICKS_PER_S if any(map(any, ticks)) else None
+
+
 class CpuMeter:
     """Add up CPU seconds. Thread-safe; the sum never falls."""
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 from hetero.errors import HeteroError
+from hetero.inputs import s3
 
 SAGEMAKER_FAILURE_CHARS = 1024
 _SENTENCE_CHARS = 500
@@ -130,6 +131,8 @@ def record_exception(
         message = str(exc)
     except Exception as error:  # a broken __str__ must not hide the failure
         message = f"(its text cannot be had: {error!r})"
+    if hint := s3.hint(message):
+        message = f"{message} {hint}"
     failure = Failure(
         host=host,
         process=process,

@@ -3,7 +3,8 @@
 A launcher that ends in any orderly way ends its children. SIGKILL leaves it no time to, and the kernel's parent-death
 signal reaches children but not their children. So the launcher holds a pipe to a janitor, a process in a session of its
 own that ignores polite signals, and tells it of each process group that begins and ends. When the pipe closes without
-goodbye, the janitor sends SIGKILL to the groups that are left and to every process that carries the launcher's mark.
+goodbye, the janitor sends SIGKILL to the groups that are left and to every process that carries the launcher's mark,
+and then removes the folders it was told of.
 
 The mark is an environment variable, which descendants inherit even into sessions of their own. Marks of nested
 launchers are joined by "/", so that an outer one finds the descendants of an inner one too; a janitor carries none.
@@ -11,7 +12,7 @@ launchers are joined by "/", so that an outer one finds the descendants of an in
 This file is also run as a script (`python -I -S janitor.py TOKEN`) and imports only what starts in milliseconds.
 """
 
-# ruff: noqa: PTH100, PTH208, SIM105
+# ruff: noqa: PTH100, PTH106, PTH118, PTH208, SIM105
 # pathlib and contextlib would double the start-up time of the script.
 from __future__ import annotations
 
@@ -159,6 +160,10 @@ class JanitorHandle:
         """Tell of a group that has ended; call it before the leader is reaped, while its number cannot be another's."""
         self._tell(f"-{pgid}\n")
 
+    def own(self, folder: str) -> None:
+        """Tell of a folder that has no use without the launcher."""
+        self._tell(f"={folder}\n")
+
     def close(self) -> None:
         """Say goodbye and wait for the janitor to end. May be repeated."""
         import subprocess
@@ -194,16 +199,14 @@ def main(token: str) -> int:
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     groups: set[int] = set()
+    folders: list[bytes] = []
     rest = b""
     while chunk := os.read(0, 65536):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             if line == b"bye":
                 return 0
-            if line[:1] == b"+":
-                groups.add(int(line[1:]))
-            elif line[:1] == b"-":
-                groups.discard(int(line[1:]))
+            _note(line, groups, folders)
     # Groups first: nothing has had time to recycle their numbers, and it reaches members with a cleaned environment.
     for pgid in groups:
         try:
@@ -211,7 +214,32 @@ def main(token: str) -> int:
         except OSError:
             pass
     sweep(token, _ABANDONED_SWEEP_S)
+    for folder in folders:
+        _remove(folder)
     return 0
+
+
+def _note(line: bytes, groups: set[int], folders: list[bytes]) -> None:
+    if line[:1] == b"+":
+        groups.add(int(line[1:]))
+    elif line[:1] == b"-":
+        groups.discard(int(line[1:]))
+    elif line[:1] == b"=":
+        folders.append(line[1:])
+
+
+def _remove(folder: bytes) -> None:
+    """Remove a folder and what is in it; os alone, because shutil would double the start-up time."""
+    for parent, inner, files in os.walk(folder, topdown=False):
+        for name, remove in (*((name, os.unlink) for name in files), *((name, os.rmdir) for name in inner)):
+            try:
+                remove(os.path.join(parent, name))
+            except OSError:
+                pass
+    try:
+        os.rmdir(folder)
+    except OSError:
+        pass
 
 
 if __name__ == "__main__":

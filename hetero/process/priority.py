@@ -24,7 +24,10 @@ def yield_to_others(proc: Path = Path("/proc/self")) -> None:
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))  # does not preempt others when it wakes up
     with contextlib.suppress(OSError):
         os.nice(LOWEST)
-    # Outside containers Linux may weigh sessions against each other instead, and each child is one of its own.
-    for name, value in (("autogroup", LOWEST), ("oom_score_adj", _OOM_SCORE)):
+    with contextlib.suppress(OSError):
+        (proc / "oom_score_adj").write_text(str(_OOM_SCORE), encoding="ascii")
+    if os.getsid(0) == os.getpid():
+        # Outside containers Linux may weigh sessions against each other instead (sched_autogroup_enabled), and then
+        # niceness counts within one only.
         with contextlib.suppress(OSError):
-            (proc / name).write_text(str(value), encoding="ascii")
+            (proc / "autogroup").write_text(str(LOWEST), encoding="ascii")

@@ -7,7 +7,9 @@ must outlive the children (Linux ties the parent-death signal to the thread that
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -24,6 +26,7 @@ from hetero.process.output import ConsoleSink, LineSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
     from types import TracebackType
 
 _KILL_WAIT_S = 10.0  # after SIGKILL only a process stuck in the kernel is still there
@@ -70,7 +73,8 @@ class Supervisor:
         self._failures: list[tuple[bool, Failure]] = []
         self._meter = CpuMeter()
         self._phase: GroupState | None = None  # STOPPING, STOPPED
-        self._hurried = False
+        self._kill_at_s = math.inf
+        self._folders: list[Path] = []
         self._janitor = JanitorHandle(self._token, self._sink) if janitor else None
 
     def __enter__(self) -> Supervisor:
@@ -82,10 +86,12 @@ class Supervisor:
         self.close()
 
     def close(self) -> None:
-        """Stop all children and the janitor. May be repeated."""
+        """Stop all children and the janitor, and remove the folders that go with them. May be repeated."""
         try:
             self.stop()
         finally:
+            for folder in self._folders:
+                shutil.rmtree(folder, ignore_errors=True)
             if self._janitor is not None:
                 self._janitor.close()
 
@@ -104,13 +110,23 @@ class Supervisor:
         self._slots[spec.name] = _Slot(spec, child)
         return child.pid
 
+    def own(self, folder: Path) -> None:
+        """Have a folder removed after the last child has ended, also where this process is killed."""
+        self._folders.append(folder)
+        if self._janitor is not None:
+            self._janitor.own(str(folder))
+
     def post(self, event: object) -> None:
         """Have `next_event` return `event`. From any thread or signal handler; never blocks."""
         self._queue.put(event)
 
-    def hurry(self) -> None:
-        """Have a `stop` that is under way, or the next one, send SIGKILL at once. From any thread or signal handler."""
-        self._hurried = True
+    def hurry(self, within_s: float = 0.0) -> None:
+        """Have a `stop` that is under way, or the next one, not wait any longer. From any thread or signal handler.
+
+        Args:
+            within_s: SIGKILL is sent so many seconds from now at the latest.
+        """
+        self._kill_at_s = min(self._kill_at_s, time.monotonic() + within_s)
         self._queue.put(_WAKE)
 
     def next_event(self, timeout_s: float | None = None) -> object | None:
@@ -266,20 +282,22 @@ class Supervisor:
         living = [slot for slot in slots if slot.child is not None]
         results: list[ChildEnded] = []
         killed = False
-        deadline_s = time.monotonic() + grace_s
+        asked_s = time.monotonic()
+        deadline_s = asked_s + grace_s
         if grace_s > 0:
             _signal_all(living, kill=False)
         while living:
             for slot in sorted((slot for slot in living if slot.child and slot.child.exit), key=_exit_time_s):
                 results.append(self._judge(slot, restart=False))
                 living.remove(slot)
-            left_s = deadline_s - time.monotonic()
+            left_s = (deadline_s if killed else min(deadline_s, self._kill_at_s)) - time.monotonic()
             if not living:
                 break
-            if not killed and (left_s <= 0 or self._hurried):
+            if not killed and left_s <= 0:
                 if grace_s > 0:
                     names = ", ".join(slot.spec.name for slot in living)
-                    self._sink(f"{names}: not ended {grace_s - max(0.0, left_s):.1f} s after SIGTERM, sending SIGKILL")
+                    waited_s = time.monotonic() - asked_s
+                    self._sink(f"{names}: not ended {waited_s:.1f} s after SIGTERM, sending SIGKILL")
                 _signal_all(living, kill=True)
                 killed, left_s = True, _KILL_WAIT_S
                 deadline_s = time.monotonic() + left_s

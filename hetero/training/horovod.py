@@ -2,7 +2,8 @@
 
 The rendezvous is a small HTTP key-value server. It runs in the launcher of the first trainer host and needs no
 TensorFlow; every host starts its own ranks, so neither ssh nor mpirun is needed. A rank is started before the
-rendezvous is known, imports TensorFlow, and then calls `init_rank` with the environment of its slot.
+rendezvous is known, imports TensorFlow, and then calls `init_rank` with the environment of its slot. Where mpirun
+started the launchers all the same, and Horovod was built for MPI, ranks meet through that.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from hetero.errors import HeteroError, PeerNeverCame
+from hetero.training import by_mpi
 
 Slots = Sequence[tuple[str, int]]
 
@@ -181,22 +183,30 @@ def slot_env(
     return {name: str(value) for name, value in env.items()}
 
 
-def init_rank(env: Mapping[str, str]) -> tuple[int, int, int]:
+def init_rank(env: Mapping[str, str], *, under_mpirun: bool = False) -> tuple[int, int, int]:
     """Join the other ranks: to be called in the rank's process once TensorFlow is imported.
 
     Args:
         env: From `slot_env`. A size of 1 joins too.
+        under_mpirun: Whether mpirun started the rank's launcher: then a Horovod that was built for MPI uses that, and
+            one that was not meets the others at the rendezvous as everywhere else.
 
     Returns:
         `(rank, size, local_rank)`.
 
     Raises:
         PeerNeverCame: Another rank did not come within the slot's `timeout_s`.
-        HeteroError: Horovod is not installed or does not fit TensorFlow.
+        HeteroError: Horovod is not installed, does not fit TensorFlow, or was built for another way to meet.
     """
     hvd = _horovod()
-    os.environ.update(env)
-    if "HOROVOD_GLOO_IFACE" not in os.environ:
+    uses_mpi = under_mpirun and bool(hvd.mpi_built())
+    if not uses_mpi and not hvd.gloo_built():
+        raise HeteroError(
+            "Horovod was built for MPI alone, but mpirun did not start this rank. Build it with HOROVOD_WITH_GLOO=1, "
+            "or have mpirun start the launchers (on SageMaker: `mpi` in the job's `distribution`)."
+        )
+    os.environ.update(by_mpi.rank_env(env) if uses_mpi else env)
+    if not uses_mpi and "HOROVOD_GLOO_IFACE" not in os.environ:
         interface = interface_to(env["HOROVOD_GLOO_RENDEZVOUS_ADDR"], int(env["HOROVOD_GLOO_RENDEZVOUS_PORT"]))
         os.environ.update(HOROVOD_GLOO_IFACE=interface, NCCL_SOCKET_IFNAME=interface)
     # Ranks that wait for each other for ever (unequal steps in a hand-written loop) would be billed for ever.
@@ -206,14 +216,22 @@ def init_rank(env: Mapping[str, str]) -> tuple[int, int, int]:
         # ranks took about 0.7 of a shared CPU so, and about half of that at 5 ms, which an allreduce may wait longer.
         os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
     try:
-        hvd.init()
+        if uses_mpi:
+            by_mpi.call_within(float(env["HOROVOD_GLOO_TIMEOUT_SECONDS"]), hvd.init)
+        else:
+            hvd.init()
     except Exception as error:
         where = f"{env.get('HOROVOD_GLOO_RENDEZVOUS_ADDR')}:{env.get('HOROVOD_GLOO_RENDEZVOUS_PORT')}"
+        through = "MPI" if uses_mpi else f"the rendezvous {where} on interface {os.environ['HOROVOD_GLOO_IFACE']}"
         raise PeerNeverCame(
-            f"rank {env.get('HOROVOD_RANK')} of {env.get('HOROVOD_SIZE')} could not join the others through the "
-            f"rendezvous {where} on interface {os.environ['HOROVOD_GLOO_IFACE']}: {error}. Look at the logs of the "
-            "other ranks, and check that trainer hosts reach each other on all ports."
+            f"rank {env.get('HOROVOD_RANK')} of {env.get('HOROVOD_SIZE')} could not join the others through {through}: "
+            f"{error}. Look at the logs of the other ranks, and check that trainer hosts reach each other on all ports."
         ) from error
+    if uses_mpi and int(hvd.size()) != int(env["HOROVOD_SIZE"]):
+        raise HeteroError(
+            f"MPI knows {hvd.size()} ranks, mpirun started {env['HOROVOD_SIZE']}: this Horovod was built with another "
+            "MPI. Build it with the mpicxx that belongs to mpirun (which -a mpirun mpicxx)."
+        )
     return int(hvd.rank()), int(hvd.size()), int(hvd.local_rank())
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from hetero.errors import InputError
+from hetero.training.checkpoint import FitCheckpoint
 
 
 class Context(Protocol):
@@ -34,6 +35,13 @@ class Context(Protocol):
     @property
     def model_dir(self) -> Path | None:
         """Where rank 0 saves the model."""
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Where rank 0 keeps the checkpoint; only asked for where one is wanted, as is `on_stop`."""
+
+    def on_stop(self, save: Callable[[], Any]) -> None:
+        """Have `save` called on rank 0 if the job is stopped."""
 
     def epochs(self) -> Sequence[int]:
         """Return the epochs to train."""
@@ -54,6 +62,7 @@ def fit(
     metrics: Sequence[Any] = (),
     validation: Any = None,
     save: bool = True,
+    checkpoint: bool = False,
     jit_compile: bool = False,
 ) -> dict[str, list[float]]:
     """Train a Keras model on the job's input, on all ranks together.
@@ -72,33 +81,37 @@ def fit(
         metrics: Names, Keras metrics or functions, updated with `(y, prediction)` while training.
         validation: Evaluated at the end of each epoch; see `evaluate`. None: no evaluation.
         save: Whether rank 0 saves the model to `ctx.model_dir` at the end; see `save_model`.
+        checkpoint: Whether rank 0 writes model, optimizer and number of epochs done to `ctx.checkpoint_dir` after each
+            epoch and where the job is stopped, and all ranks go on from there where such a file is found: with the
+            first epoch that is not done. Where all are done, nothing is trained.
         jit_compile: Whether the train step is compiled by XLA.
 
     Returns:
         For "loss", every metric, and "val_" + each of these with `validation`: one value an epoch, the mean over all
-        rows of all ranks.
+        rows of all ranks. Epochs of earlier runs that the checkpoint tells of come first.
 
     Raises:
-        InputError: A batch is not `(x, y)` or `(x, y, sample_weight)`.
+        InputError: A batch is not `(x, y)` or `(x, y, sample_weight)`; or the checkpoint is cut off or another model's.
     """
     keras = _keras_of(model)
     optimizer = keras.optimizers.get(optimizer)
     trackers = [keras.metrics.Mean(name="loss"), *(_metric(keras, metric, loss) for metric in metrics)]
     peers = _peers(ctx)
     train_step = _train_step(model, _row_loss(keras, loss), optimizer, trackers, peers, jit_compile=jit_compile)
-    history: dict[str, list[float]] = {}
-    ready = False
-    for epoch in ctx.epochs():
+    kept = FitCheckpoint(ctx, type(optimizer).__name__, wanted=checkpoint, total=peers and peers.allreduce_sum)
+    epochs, history, ready = ctx.epochs()[kept.epoch :], kept.history(), False
+    if not epochs:
+        _prepare(ctx, model, optimizer, peers, kept=kept, x=None if model.built else _any_x(ctx))
+    for epoch in epochs:
         began, rows = time.perf_counter(), 0.0
         for tracker in trackers:
             tracker.reset_state()
         for batch, mask in ctx.batches(epoch, with_mask=True):
             x, y, weight = _parts(batch, mask)
             if not ready:
-                _build(model, optimizer, x)
-                if peers is not None:
-                    peers.broadcast_variables(_state(model, optimizer))
+                _prepare(ctx, model, optimizer, peers, kept=kept, x=x)
                 ready = True
+            kept.step()
             train_step(x, y, weight)
             rows += float(mask.sum())
         values = _mean_over_ranks(peers, trackers, rows, "train")
@@ -111,9 +124,27 @@ def fit(
             ctx.log(**values)
             shown = " ".join(f"{name}={value:.4f}" for name, value in values.items())
             print(f"epoch {epoch + 1}/{len(ctx.epochs())}: {shown} ({time.perf_counter() - began:.1f} s)", flush=True)
+        kept.epoch_done(epoch, history)
     if save and ctx.rank == 0 and ctx.model_dir is not None:
         save_model(model, ctx.model_dir)
     return history
+
+
+def _prepare(ctx: Context, model: Any, optimizer: Any, peers: Any, *, kept: FitCheckpoint, x: Any) -> None:
+    """Make all variables exist, as the checkpoint has them if there is one, and equal on all ranks."""
+    _build(model, optimizer, x)
+    variables = _state(model, optimizer)
+    kept.attach(variables)
+    if kept.wanted:
+        ctx.on_stop(kept.save)
+    if peers is not None:
+        peers.broadcast_variables(variables)
+
+
+def _any_x(ctx: Context) -> Any:
+    """Return the input of one batch, to build a model with that will not be trained."""
+    batch, mask = next(iter(ctx.batches(ctx.epochs()[-1], with_mask=True)))
+    return _parts(batch, mask)[0]
 
 
 def _train_step(
@@ -311,8 +342,10 @@ def _build(model: Any, optimizer: Any, x: Any) -> None:
         with warnings.catch_warnings():  # Keras 3 tries without AutoGraph first, and says so
             warnings.simplefilter("ignore")
             model(x, training=False)
-    if hasattr(optimizer, "build"):  # Keras 2's legacy optimizers have none: theirs start at zero in the first step
+    if hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)
+    elif hasattr(optimizer, "_create_all_weights"):  # Keras 2's legacy ones
+        optimizer._create_all_weights(model.trainable_variables)  # noqa: SLF001
 
 
 def _state(model: Any, optimizer: Any) -> list[tf.Variable]:

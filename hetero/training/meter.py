@@ -25,6 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeVar
 
+from hetero.rundir import write_json_atomic
+
 EVENT_MARK = "\x1e"
 """First character of a progress line that is meant for a program (ASCII record separator)."""
 
@@ -110,6 +112,8 @@ class StepMeter:
             first).
         started_at: When the launcher started, seconds since 1970; None leaves `first_step_s` out.
         interval_s: Least time between two plain progress lines in mid-epoch; events come up to ten times as often.
+        sums: File that gets the sums over all finished steps but the first, `steps, rows, step_s, wait_s`, at most once
+            a second; None writes none.
         emit: Where progress lines go.
         clock: Monotonic seconds.
         wall: Seconds since 1970.
@@ -124,6 +128,7 @@ class StepMeter:
         progress: str = "plain",
         started_at: float | None = None,
         interval_s: float = 5.0,
+        sums: Path | None = None,
         emit: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
@@ -145,7 +150,8 @@ class StepMeter:
         self._first_step_s: float | None = None
         self._first_batch_s: float | None = None
         self._ended_at: float | None = None
-        self._shown_at = clock()
+        self._sums = sums
+        self._shown_at = self._sums_at = clock()
 
     def batches(self, epoch: int, batches: Iterable[BatchT]) -> Iterator[BatchT]:
         """Hand on the batches of one epoch, measuring.
@@ -229,6 +235,7 @@ class StepMeter:
     def _begin_step(self, epoch: int, batch: MeasuredBatch, now: float) -> None:
         if self._pending is not None:
             self._finish_step(self._pending)
+            self._write_sums(now)
         rows = int(batch.mask.sum())
         if self._first_batch_at is None:
             self._first_batch_at = now
@@ -252,6 +259,13 @@ class StepMeter:
             line = {"step": step.number, "epoch": step.epoch, "rows": step.rows}
             self._file.write(line | {"step_ms": round(step_ms, 3), "wait_ms": round(wait_ms, 3)} | self._logged)
         self._logged = {}
+
+    def _write_sums(self, now: float) -> None:
+        if self._sums is None or self._total.steps == 0 or now - self._sums_at < 1.0:
+            return
+        self._sums_at = now
+        with contextlib.suppress(OSError):  # a full disk: whoever reads them decides without
+            write_json_atomic(self._sums, asdict(self._total))
 
     def _show(self, epoch: int, taken: int, *, with_pending: bool = False) -> None:
         """Print one progress line about the steps since the last one."""

@@ -42,11 +42,21 @@ print(*sagemaker.toolkit_differences(topology, os.environ), sep="\\n", end="")
 """
 
 
-def read_by_both(base: Path, config: dict[str, object], compare: str = COMPARE, **environ: str) -> list[str]:
+def read_by_both(
+    base: Path,
+    config: dict[str, object],
+    compare: str = COMPARE,
+    hyperparameters: dict[str, str] | None = None,
+    **environ: str,
+) -> list[str]:
     folder = base / "input" / "config"
     folder.mkdir(parents=True)
     channels = {"training": {"TrainingInputMode": "File"}, "Test": {"TrainingInputMode": "Pipe"}}
-    for name, value in (("resourceconfig", config), ("hyperparameters", {}), ("inputdataconfig", channels)):
+    for name, value in (
+        ("resourceconfig", config),
+        ("hyperparameters", hyperparameters or {}),
+        ("inputdataconfig", channels),
+    ):
         (folder / f"{name}.json").write_text(json.dumps(value))
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(("SM_", "HETERO_"))}
     environment = inherited | {"SAGEMAKER_BASE_DIR": str(base), "SM_STUDIO_LOCAL_MODE": "true"} | environ
@@ -69,3 +79,22 @@ def test_a_difference_would_be_seen(tmp_path):
     changed = COMPARE.replace("print(topology", "os.environ['SM_MODEL_DIR'] = '/other'\nprint(topology", 1)
     found = read_by_both(tmp_path, HETEROGENEOUS, changed)
     assert found == ["algo-10 False", f"the model directory: '/other' here, '{tmp_path}/model' there"]
+
+
+COMPARE_MPI = """
+import os
+from hetero.clusters import sagemaker
+from sagemaker_training import environment, mpi
+theirs = environment.Environment()
+print(f"{mpi.MPI_FINISHED_STATUS_FILE}.{theirs.master_hostname}", theirs.is_master)
+print(sagemaker.mpi_done_file(os.environ))
+"""
+
+
+@pytest.mark.parametrize(("current", "awaited"), [("algo-10", False), ("algo-2", True)])
+def test_the_file_that_mpi_hosts_wait_for_is_the_toolkits(tmp_path, current, awaited):
+    groups = {"sagemaker_mpi_enabled": "true", "sagemaker_distribution_instance_groups": '["data_group"]'}
+    config = {**HETEROGENEOUS, "current_host": current}  # mpirun is on the first host that its group lists: algo-10
+    *_, theirs, ours = read_by_both(tmp_path, config, COMPARE_MPI, groups)
+    assert theirs == f"/tmp/done.algo-10 {not awaited}"
+    assert ours == ("/tmp/done.algo-10" if awaited else "None")

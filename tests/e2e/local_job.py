@@ -37,6 +37,13 @@ def wait_until(what: str, condition: Callable[[], Value], timeout_s: float = 60.
         time.sleep(0.02)
 
 
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 @dataclass
 class LocalJob:
     """A job on virtual hosts. Use as a context manager: leaving it kills whatever still runs.
@@ -44,6 +51,7 @@ class LocalJob:
     Attributes:
         folder: Scratch folder of the test; the run folder is below it.
         options: Options of the run and the job, given to every launcher.
+        launcher: What every host runs.
     """
 
     folder: Path
@@ -51,6 +59,7 @@ class LocalJob:
     trainer_hosts: int = 1
     options: list[str] = field(default_factory=list)
     job: str = f"{ROWS_JOB}:job"
+    launcher: Path = REPOSITORY / "launcher.py"
     launchers: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
     ended_s: dict[str, float] = field(default_factory=dict)
 
@@ -78,7 +87,7 @@ class LocalJob:
     def start(self, *hosts: str, options: tuple[str, ...] = ()) -> LocalJob:
         """Start the launchers of these hosts, of all if none is named."""
         for host in hosts or self.cluster.hosts:
-            argv = [sys.executable, str(REPOSITORY / "launcher.py"), f"--job={self.job}", f"--run-dir={self.run_dir}"]
+            argv = [sys.executable, str(self.launcher), f"--job={self.job}", f"--run-dir={self.run_dir}"]
             output = (self.folder / f"{host}.out").open("w")
             self.launchers[host] = subprocess.Popen(
                 [*argv, *self.options, *options],
@@ -118,7 +127,7 @@ class LocalJob:
         victim = psutil.Process(pid)
         assert process.split("-", maxsplit=1)[0] in " ".join(victim.cmdline()), "the coordinator named another process"
         victim.send_signal(signal.SIGKILL)
-        wait_until(f"the death of {process}", lambda: not victim.is_running() or victim.status() == "zombie", 10)
+        wait_until(f"the death of {process}", lambda: _is_dead(victim), 10)
         return pid
 
     def wait_for_steps(self, steps: int, rank: int = 0, timeout_s: float = 90.0) -> None:

@@ -4,7 +4,7 @@ A host has namespaces of its own for
 
     network   one link, eth0, into the switch of its `Hosts`; address 10.77.0.N; every host's name resolves
     processes an init that does nothing but reap orphans; when it is killed, the kernel kills all others
-    files     the machine's, but for /tmp, /dev/shm, a copy of /etc, and what the caller mounts
+    files     the machine's, but for /tmp, /run, /dev/shm, a copy of /etc, and what the caller mounts
     name      `hostname` says the host's
 
 The switch is a bridge in a network namespace of its own, so that hosts of two `Hosts` can have the same addresses and
@@ -59,7 +59,7 @@ class NamespaceHost:
         name: What it is called on the network.
         address: Its IPv4 address.
         namespace: Name of its network namespace.
-        root: Folder for its /tmp, its /etc and its mount points.
+        root: Folder for its /tmp, /etc, /run and its mount points.
         mounts: What is mounted where, beside that.
         etc: Files of its /etc that differ from the machine's, and their text.
         hidden: Folders that are empty there.
@@ -132,7 +132,8 @@ class NamespaceHost:
         empty = self.root / "empty"
         empty.mkdir()
         mounts += [(empty, Path(folder)) for folder in self.hidden]
-        return [*mounts, (self.root / "etc", Path("/etc")), (tmp, Path("/tmp"))]
+        (self.root / "run" / "sshd").mkdir(parents=True)  # as where a system starts sshd
+        return [*mounts, *((self.root / name, Path("/") / name) for name in ("etc", "run", "tmp"))]
 
     @property
     def running(self) -> bool:
@@ -154,11 +155,11 @@ class NamespaceHost:
         mine = _namespace_of(self.init) if self.running else None
         found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if mine and process.pid != self.init and _namespace_of(process.pid) == mine:
+            if mine and process.pid != self.init and _namespace_of(process.pid) == mine:
+                with contextlib.suppress(psutil.NoSuchProcess):
                     if process.status() != psutil.STATUS_ZOMBIE:
-                        found.append(process)
-        return sorted(found, key=lambda process: (process.create_time(), process.pid))
+                        found.append((process.create_time(), process.pid, process))
+        return [process for *_, process in sorted(found)]
 
     def unplug(self) -> None:
         """Cut the host's link; whatever is sent to it or by it is lost."""
@@ -189,7 +190,7 @@ class NamespaceHost:
 
 def _namespace_of(pid: int) -> str | None:
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid")
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:
         return None
 
@@ -224,8 +225,8 @@ class Hosts:
         self._switch = f"{stem}-switch"
         addresses = {name: f"10.77.0.{number}" for number, name in enumerate(names, start=1)}
         lines = ["127.0.0.1 localhost", f"{self.outside} outside", *(f"{ip} {name}" for name, ip in addresses.items())]
-        # A name server there must be: gRPC asks one for IPv6 addresses though /etc/hosts has the IPv4 address, and waits
-        # long for one that cannot be reached. At `outside` nobody serves, which the kernel says at once.
+        # The name server cannot answer, as where a job's network is isolated: whoever asks it for what /etc/hosts has
+        # (gRPC, left to itself, does) waits for long.
         resolver = f"nameserver {self.outside}\n"
         all_etc = {"hosts": "\n".join(lines) + "\n", "resolv.conf": resolver, **(etc or {})}
         self._hosts = {}

@@ -5,15 +5,14 @@
         cluster.signal("algo-2", "worker-0", signal.SIGKILL)
         ends = cluster.wait(90)
 
-The files that SageMaker writes before it starts a container (resourceconfig.json, hyperparameters.json,
-inputdataconfig.json, the channels) are written here; all that follows is `sagemaker-training` and the launcher.
+The files that SageMaker writes before it starts a container come from `sagemaker_files`; all that follows is
+`sagemaker-training` and the launcher.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,36 +27,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import ssh_keys
 from local_job import REPOSITORY, wait_until
-from namespace_hosts import Hosts, NamespaceHost
+from namespace_hosts import Hosts
+from sagemaker_files import SUBMIT_DIRECTORY, Channel, JobFiles
 
 JOBS = Path(__file__).parent / "jobs"
 RUN_DIR = Path("output") / "data" / "hetero"
-INSTANCE_TYPES = {"data": "ml.c5.xlarge", "trainer": "ml.c5.2xlarge"}
-
-
-@dataclass(frozen=True)
-class Channel:
-    """An input channel.
-
-    Attributes:
-        files: Path below the channel's folder -> content; or a folder to copy.
-        on: The hosts that have it: "all", "data" or "trainer". Others neither have the folder nor see its name.
-        distribution: "FullyReplicated", or "ShardedByS3Key": each host has every n-th file.
-        mode: "File" or "FastFile"; both show as "File" in inputdataconfig.json.
-    """
-
-    files: Mapping[str, bytes] | Path
-    on: str = "all"
-    distribution: str = "FullyReplicated"
-    mode: str = "File"
-
-    def contents(self) -> dict[str, bytes]:
-        """Return every file and its content, sorted by path."""
-        if isinstance(self.files, Path):
-            paths = sorted(path for path in self.files.rglob("*") if path.is_file())
-            return {str(path.relative_to(self.files)): path.read_bytes() for path in paths}
-        return dict(sorted(self.files.items()))
 
 
 @dataclass(frozen=True)
@@ -138,44 +114,35 @@ class SageMakerCluster:
         assert len(self._names) == data + trainers, f"{self._names} are not {data} + {trainers} hosts"
         order = _take_turns(["trainer"] * trainers, ["data"] * data)
         self._roles = dict(zip(self._names, order, strict=True))
-        self._groups = dict(zip(("data", "trainer"), groups, strict=True))
-        self._channels = channels or {}
-        self._job = JOBS / job
-        self._sources = sources or {}
-        self._hyperparameters = {
+        all_hyperparameters = {
             "sagemaker_program": "launcher.py",
-            "sagemaker_submit_directory": "/opt/ml/input/source",
+            "sagemaker_submit_directory": SUBMIT_DIRECTORY,
             "sagemaker_container_log_level": 20,
-            "job": f"jobs/{self._job.name}:job",
-            **self._mpi(mpi),
+            "job": f"jobs/{Path(job).name}:job",
+            **_mpi(mpi, groups[1]),
             **(hyperparameters or {}),
         }
+        names_of_groups = dict(zip(("data", "trainer"), groups, strict=True))
+        self._files = JobFiles(
+            self._roles, names_of_groups, all_hyperparameters, channels or {}, JOBS / job, sources or {}
+        )
         self._environment = {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
             "PYTHONPATH": str(REPOSITORY),
-            "HOME": "/tmp",
+            "HOME": ssh_keys.HOME if mpi else "/tmp",
             "LANG": "C.UTF-8",
             "AWS_REGION": "us-east-1",
             "TF_CPP_MIN_LOG_LEVEL": "2",
             **{name: os.environ[name] for name in ("TEST_MARK",) if name in os.environ},
             **(environment or {}),
         }
+        self._key = ssh_keys.make_key(folder / "ssh") if mpi else None
         self._containers: dict[str, _Container] = {}
         mounts = {name: {"/opt/ml": self.folder(name)} for name in self._names}
         hidden = [] if tensorflow else [str(Path(sysconfig.get_path("purelib")) / "tensorflow")]
         # MPI's runner writes every variable to /etc/environment, which sshd's sessions read.
-        own_etc = {"environment": "", **(etc or {})}
+        own_etc = {"environment": "", **(ssh_keys.etc() if mpi else {}), **(etc or {})}
         self.hosts = Hosts(folder / "hosts", self._names, mounts, own_etc, hidden)
-
-    def _mpi(self, processes: int | None) -> dict[str, Any]:
-        if processes is None:
-            return {}
-        return {
-            "sagemaker_mpi_enabled": True,
-            "sagemaker_mpi_num_of_processes_per_host": processes,
-            "sagemaker_mpi_custom_mpi_options": "",
-            "sagemaker_distribution_instance_groups": [self._groups["trainer"]],
-        }
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -191,58 +158,9 @@ class SageMakerCluster:
             container.process.wait(10)
 
     def _furnish(self, host: str) -> None:
-        """Write what SageMaker puts below /opt/ml before it starts the container."""
-        base = self.folder(host)
-        for name in ("input/config", "input/data", "model", "output/data"):
-            (base / name).mkdir(parents=True)
-        source = base / "input" / "source"
-        source.mkdir()
-        shutil.copy(REPOSITORY / "launcher.py", source)
-        (source / "jobs").mkdir()  # beside launcher.py a job called numbers.py would hide Python's own `numbers`
-        shutil.copy(self._job, source / "jobs")
-        for name, text in self._sources.items():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_text(text)
-        channels = {name: channel for name, channel in self._channels.items() if host in self._having(channel)}
-        for name, channel in channels.items():
-            self._fill(base / "input" / "data" / name, channel, host)
-        files = {
-            "resourceconfig": self._resource_config(host),
-            "hyperparameters": {name: json.dumps(value) for name, value in self._hyperparameters.items()},
-            "inputdataconfig": {name: _as_listed(channel) for name, channel in channels.items()},
-        }
-        for name, content in files.items():
-            (base / "input" / "config" / f"{name}.json").write_text(json.dumps(content))
-
-    def _having(self, channel: Channel) -> list[str]:
-        return [name for name, role in self._roles.items() if channel.on in ("all", role)]
-
-    def _fill(self, folder: Path, channel: Channel, host: str) -> None:
-        folder.mkdir(parents=True)
-        having = self._having(channel)
-        for index, (path, content) in enumerate(channel.contents().items()):
-            if channel.distribution == "FullyReplicated" or having[index % len(having)] == host:
-                (folder / path).parent.mkdir(parents=True, exist_ok=True)
-                (folder / path).write_bytes(content)
-
-    def _resource_config(self, host: str) -> dict[str, Any]:
-        roles = [role for role in ("data", "trainer") if role in self._roles.values()]
-        groups = self._groups if len(roles) > 1 else {"trainer": "homogeneousCluster", "data": "homogeneousCluster"}
-        return {
-            "current_host": host,
-            "current_instance_type": INSTANCE_TYPES[self._roles[host]],
-            "current_group_name": groups[self._roles[host]],
-            "hosts": self._names,
-            "instance_groups": [
-                {
-                    "instance_group_name": groups[role],
-                    "instance_type": INSTANCE_TYPES[role],
-                    "hosts": [name for name in self._names if self._roles[name] == role],
-                }
-                for role in roles
-            ],
-            "network_interface_name": "eth0",
-        }
+        self._files.write(self.folder(host), host)
+        if self._key is not None:
+            ssh_keys.furnish(self._folder / "hosts" / host / "tmp", self._key)
 
     def start(self, *hosts: str, environment: Mapping[str, str] | None = None) -> None:
         """Start `train` on these hosts; on all that have none yet if none is named."""
@@ -299,7 +217,9 @@ class SageMakerCluster:
 
     @property
     def chief(self) -> str:
-        """The trainer host with the lowest number."""
+        """The host of rank 0: the trainer with the lowest number, or under mpirun the one that is listed first."""
+        if self._key is not None:
+            return next(name for name, role in self._roles.items() if role == "trainer")
         return self.trainer_hosts[0]
 
     def folder(self, host: str) -> Path:
@@ -356,7 +276,7 @@ class SageMakerCluster:
 
     def processes(self, host: str) -> list[str]:
         """Return the command lines of what still runs on a host."""
-        return [" ".join(process.cmdline()) for process in self.hosts[host].processes() if _alive(process)]
+        return [line for process in self.hosts[host].processes() if (line := _command_line(process))]
 
     # --- what it left -------------------------------------------------------------------------------------------------
 
@@ -369,7 +289,8 @@ class SageMakerCluster:
 
     def logs(self) -> str:
         """Return the end of what every host printed, for a failed assertion; without the environment it began with."""
-        return "\n".join(f"--- {host} ({self._roles[host]})\n{_without_environment(self.log(host))[-3000:]}" for host in self._names)
+        heads = {host: f"--- {host} ({role})" for host, role in self._roles.items()}
+        return "\n".join(f"{head}\n{_without_environment(self.log(host))[-3000:]}" for host, head in heads.items())
 
     def seen(self, rank: int) -> list[dict[str, Any]]:
         """Return what a rank wrote down, one entry a step."""
@@ -390,7 +311,8 @@ class SageMakerCluster:
 
     def wait_for_steps(self, steps: int, rank: int = 0, timeout_s: float = 90.0) -> None:
         """Wait until a rank has taken that many steps; AssertionError if the job ends before."""
-        wait_until(f"step {steps} of rank {rank}", lambda: len(self.seen(rank)) >= steps or not self.running(), timeout_s)
+        what = f"step {steps} of rank {rank}"
+        wait_until(what, lambda: len(self.seen(rank)) >= steps or not self.running(), timeout_s)
         assert len(self.seen(rank)) >= steps, f"the job ended before step {steps}:\n{self.logs()}"
 
     def summary(self) -> dict[str, Any]:
@@ -402,6 +324,18 @@ class SageMakerCluster:
         return json.loads((self.folder(host) / RUN_DIR / "failure.json").read_text())
 
 
+def _mpi(processes: int | None, group: str) -> dict[str, Any]:
+    """Return what the SDK's `distribution` adds to the hyperparameters."""
+    if processes is None:
+        return {}
+    return {
+        "sagemaker_mpi_enabled": True,
+        "sagemaker_mpi_num_of_processes_per_host": processes,
+        "sagemaker_mpi_custom_mpi_options": "",
+        "sagemaker_distribution_instance_groups": [group],
+    }
+
+
 def _take_turns(first: list[str], second: list[str]) -> list[str]:
     return [role for pair in zip_longest(first, second) for role in pair if role is not None]
 
@@ -409,15 +343,6 @@ def _take_turns(first: list[str], second: list[str]) -> list[str]:
 def _natural(name: str) -> tuple[str, int]:
     stem = name.rstrip("0123456789")
     return stem, int(name[len(stem) :] or 0)
-
-
-def _as_listed(channel: Channel) -> dict[str, str]:
-    return {
-        "ContentType": "application/octet-stream",
-        "TrainingInputMode": "File",
-        "S3DistributionType": channel.distribution,
-        "RecordWrapperType": "None",
-    }
 
 
 def _without_environment(log: str) -> str:
@@ -430,6 +355,14 @@ def _alive(process: psutil.Process) -> bool:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def _command_line(process: psutil.Process) -> str:
+    """Return what a process was started as; "" if it is at its end."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _is(process: psutil.Process, name: str) -> bool:
@@ -446,4 +379,4 @@ def _is(process: psutil.Process, name: str) -> bool:
     return "hetero.children" in command and environment.get("HETERO_PROCESS") == name
 
 
-__all__ = ["Channel", "End", "NamespaceHost", "SageMakerCluster"]
+__all__ = ["Channel", "End", "SageMakerCluster"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetero.host import HostConfig, open_tasks, worker_key
+from hetero.mpi import MpiRank
 from hetero.settings import Settings
 from hetero.topology import Host, Role, Topology
 
@@ -50,8 +52,19 @@ def config(settings: Settings, topology: Topology) -> HostConfig:
     ids=["heterogeneous", "homogeneous"],
 )
 def test_a_configuration_comes_out_as_it_went_in(settings: Settings, topology: Topology) -> None:
-    original = config(settings, topology)
+    original = replace(config(settings, topology), sharded_channels=("training", "b"), piped_channels=("c",))
     assert HostConfig.from_json(original.to_json()) == original
+    under_mpirun = replace(original, mpi=MpiRank(5, 8, 1, 4, "2138898433", kill_after_s=60.0))
+    assert HostConfig.from_json(under_mpirun.to_json()) == under_mpirun
+
+
+def test_under_mpirun_the_chief_has_its_first_rank() -> None:
+    others = (TRAINER, Host("algo-3", Role.TRAINER, "dnn_group", "algo-3"))
+    first, second = (config(FULL, Topology(host, (DATA,), others, None, "")) for host in others)
+    assert (first.is_chief, second.is_chief) == (True, False)
+    first, second = replace(first, mpi=MpiRank(2, 4, 0, 2)), replace(second, mpi=MpiRank(0, 4, 0, 2))
+    assert (first.is_chief, second.is_chief) == (False, True)
+    assert not replace(second, mpi=MpiRank(1, 4, 1, 2)).is_chief  # the same host's other launcher
 
 
 def test_roles_and_cpus_keep_their_types() -> None:
@@ -60,6 +73,15 @@ def test_roles_and_cpus_keep_their_types() -> None:
     assert isinstance(back.topology.current.cpus, tuple)
     assert isinstance(back.settings.run_dir, Path)
     assert back.topology.coordinator_host == back.topology.current
+
+
+def test_channels_know_where_they_are_on_sagemaker_alone() -> None:
+    topology = Topology(DATA, (DATA,), (TRAINER,), None, "", container=True)
+    there = replace(config(FULL, topology), sharded_channels=("training",)).channels()
+    assert "on host algo-2 of group 'data_group'" in there.missing("x")
+    assert "instance_groups=['data_group', 'dnn_group']" in there.missing("x")
+    assert there.sharded_channel("/data/a") == "training"
+    assert "host" not in config(FULL, replace(topology, container=False)).channels().missing("x")
 
 
 def test_the_token_stays_out_of_what_is_shown() -> None:

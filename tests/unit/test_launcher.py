@@ -103,16 +103,48 @@ def test_on_sagemaker_places_and_channels_are_those_of_the_platform(sagemaker: P
     assert (config.host, config.engine, config.control_address) == ("algo-1", "tf_data", "algo-2:16000")
 
 
+def test_children_are_told_which_channels_are_spread_over_the_hosts(sagemaker: Path, job: str) -> None:
+    entry = {"S3DistributionType": "ShardedByS3Key", "TrainingInputMode": "Pipe"}
+    (sagemaker / "input/config/inputdataconfig.json").write_text(json.dumps({"training": entry}))
+    config = prepare([job], {"SAGEMAKER_BASE_DIR": str(sagemaker)}, 0.0).config
+    assert (config.sharded_channels, config.piped_channels) == (("training",), ("training",))
+
+
 # What cannot be
 
 
-def test_under_mpirun_the_launcher_refuses_to_be_one_of_several(tmp_path: Path, job: str) -> None:
-    environ = local(tmp_path, "trainer-1")
-    message = refused(SettingsError, [job], {**environ, "OMPI_COMM_WORLD_SIZE": "4"})
-    assert "one of 4 ranks" in message
-    assert "take `mpi` out of the job's `distribution`" in message
-    for harmless in ("1", ""):
-        prepare([job, f"--run-dir={tmp_path}/run"], {**environ, "OMPI_COMM_WORLD_SIZE": harmless}, 0.0)
+def mpirun(rank: int, local_rank: int, size: int = 4, local_size: int = 2) -> dict[str, str]:
+    numbers = {"RANK": rank, "SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+    return {f"OMPI_COMM_WORLD_{name}": str(number) for name, number in numbers.items()}
+
+
+def test_under_mpirun_a_launcher_starts_its_own_rank(tmp_path: Path, job: str) -> None:
+    environ = {**local(tmp_path, "trainer-1"), **mpirun(rank=3, local_rank=1)}
+    prepared = prepare([job, f"--run-dir={tmp_path}/run"], environ, 0.0)
+    assert [process.name for process in prepared.plan.processes] == ["rank-1"]
+    assert prepared.config.mpi is not None
+    assert (prepared.config.mpi.rank, prepared.config.is_chief) == (3, False)
+
+
+def test_mpirun_must_leave_data_hosts_alone(tmp_path: Path, job: str) -> None:
+    argv, environ = [job, f"--run-dir={tmp_path}/run"], local(tmp_path, "data-1")
+    message = refused(SettingsError, argv, {**environ, **mpirun(rank=0, local_rank=0)})
+    assert "data host data-1 as one of 4 processes" in message
+    assert "`instance_groups`" in message
+    assert prepare(argv, {**environ, **mpirun(0, 0, size=1, local_size=1)}, 0.0).config.mpi is None
+
+
+def test_under_mpirun_the_launchers_are_told_one_run_folder(tmp_path: Path, job: str, sagemaker: Path) -> None:
+    assert "--run-dir is missing" in refused(SettingsError, [job], {**local(tmp_path, "trainer-1"), **mpirun(0, 0)})
+    prepare([job], {"SAGEMAKER_BASE_DIR": str(sagemaker), **mpirun(0, 0)}, 0.0)
+    prepare([job], {"SAGEMAKER_BASE_DIR": str(sagemaker), "OMPI_COMM_WORLD_SIZE": ""}, 0.0)
+
+
+def test_what_mpirun_starts_draws_no_bar_on_a_terminal(tmp_path: Path) -> None:
+    main, copy = os.openpty()
+    with os.fdopen(copy, "w") as terminal, os.fdopen(main, "rb"):
+        assert Console(terminal, {}).child_environment["HETERO_PROGRESS"] == "events"
+        assert Console(terminal, {}, bar=False).child_environment["HETERO_PROGRESS"] == "plain"
 
 
 def test_without_a_cluster_both_kinds_are_named(nowhere: dict[str, str], job: str) -> None:

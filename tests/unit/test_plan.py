@@ -146,3 +146,67 @@ def test_data_ports_have_to_exist():
 def test_an_unsettled_engine_is_a_mistake_of_the_caller():
     with pytest.raises(ValueError, match="auto"):
         planned(cluster(1, 1), engine="auto")
+
+
+def test_local_workers_are_on_trainer_hosts_beside_the_ranks():
+    plans = planned(cluster(2, 2), engine="grpc", local_workers=2, gpus=2)
+    assert names(plans["t-1"]) == names(plans["t-2"]) == ["rank-0", "rank-1", "feed", "worker-0", "worker-1"]
+    assert names(plans["d-2"]) == names(planned(cluster(2, 2), engine="grpc")["d-2"])
+    feed, *workers = plans["t-2"].processes[2:]
+    assert (feed.port, feed.args, feed.critical) == (6000, ("feed",), False)
+    assert [(one.args, one.port, one.critical) for one in workers] == 2 * [(("feed-worker", "2"), None, False)]
+    assert all(process.restarts.attempts for process in (feed, *workers))
+    assert {process.env["CUDA_VISIBLE_DEVICES"] for process in (feed, *workers)} == {"-1"}
+    assert [plans["t-1"].is_local(process) for process in plans["t-1"].processes] == [False, False, True, True, True]
+    assert not any(plans["d-1"].is_local(process) for process in plans["d-1"].processes)
+    assert plans["t-2"].first_rank == 2
+    assert [plans["t-2"].global_rank(process) for process in plans["t-2"].processes] == [2, 3, None, None, None]
+
+
+def test_local_workers_under_tf_data_need_no_feed():
+    plan = planned(cluster(1, 1), local_workers=2)["t-1"]
+    assert names(plan) == ["rank-0", "worker-0", "worker-1"]
+    assert [process.port for process in plan.processes] == [None, 6000, 6001]
+    assert plan.most_local_workers == 0
+
+
+@pytest.mark.parametrize(
+    ("engine", "cpus", "most", "processes"),
+    [
+        ("grpc", 4, 3, ["feed", "worker-0", "worker-1", "worker-2"]),
+        ("grpc", 1, 0, []),
+        ("tf_data", 4, 1, ["worker-0"]),
+        ("tf_data", 1, 0, []),
+    ],
+)
+def test_auto_starts_none_and_says_how_many_it_may(engine, cpus, most, processes):
+    settings = Settings(job="j", local_workers="auto")
+    data, trainer = plan_cluster(cluster(1, 1), settings, engine, Hardware(cpus=cpus, gpus=0))
+    assert names(trainer) == ["rank-0"]
+    assert (data.most_local_workers, trainer.most_local_workers) == (0, most)
+    assert [process.name for process in trainer.local_processes(most)] == processes
+
+
+@pytest.mark.parametrize(
+    ("engine", "local_workers", "taken"),
+    [
+        ("grpc", 3, 1 + 2 + 2),
+        ("grpc", "auto", 1 + 2 + 2),
+        ("tf_data", 3, 1 + 1 + 2 * 3 + 2 * 3),
+        ("tf_data", "auto", 1 + 1 + 2 * 3 + 2),  # one local worker uses all CPUs
+    ],
+)
+def test_virtual_hosts_at_one_address_do_not_share_ports_with_local_workers(engine, local_workers, taken):
+    options = {"workers_per_host": 3, "local_workers": local_workers}
+    plans = planned(cluster(2, 2, address="127.0.0.1", control_port=20000), engine=engine, **options)
+    processes = [process for plan in plans.values() for process in plan.processes]
+    processes += [process for plan in plans.values() for process in plan.local_processes(plan.most_local_workers)]
+    ports = [process.port for process in processes if process.port]
+    assert len(ports) == len(set(ports)) == taken
+
+
+def test_ports_of_local_workers_have_to_exist_and_to_be_no_others():
+    with pytest.raises(SettingsError, match=r"and --local-workers 3 takes ports up to 65536"):
+        planned(cluster(1, 1), data_port=65534, local_workers=3)
+    with pytest.raises(SettingsError, match=r"--control-port is 6003, .*6002 to 6004 of host t-1"):
+        planned(cluster(1, 1, address="127.0.0.1"), control_port=6003, local_workers=3)

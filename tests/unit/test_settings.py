@@ -175,9 +175,9 @@ def test_sagemakers_additions_are_tolerated():
 
 def test_channels_add_up_and_the_stronger_source_wins_by_name():
     environ = {"HETERO_CHANNEL": '{"training": "/env", "test": "/env"}'}
-    argv = [*JOB, "--channel", "training=/a", "--channel", "extra=s3://b/k=v"]
+    argv = [*JOB, "--channel", "training=/a", "--channel", "extra=s3://bucket/k=v"]
     settings = resolve(argv, environ, {"channels": {"job": "/j", "test": "/j"}})
-    assert settings.channels == {"training": "/a", "test": "/env", "extra": "s3://b/k=v", "job": "/j"}
+    assert settings.channels == {"training": "/a", "test": "/env", "extra": "s3://bucket/k=v", "job": "/j"}
 
 
 @pytest.mark.parametrize("value", ["training", "=x", "training=", "a/b=c", '{"a": 1}', "{"])
@@ -244,7 +244,7 @@ json_values = st.recursive(
     ranks=st.none() | st.integers(1, 1024),
     token=st.none() | st.text("abcXYZ019!~", min_size=1),
     run_dir=st.none() | st.just(Path("runs/x y")),
-    channels=st.dictionaries(st.text("abc", min_size=1), st.text("/s3:=é", min_size=1), max_size=3),
+    channels=st.dictionaries(st.text("abc", min_size=1), st.text("/s3=é", min_size=1), max_size=3),
     own=st.dictionaries(st.text(), json_values, max_size=4),
 )
 def test_settings_survive_their_way_to_a_child(*, batch_size, seed, lease_s, ranks, token, run_dir, channels, own):
@@ -315,6 +315,28 @@ def test_deterministic_is_refused_where_the_order_is_the_workers_speed():
         resolve_engine(settings, FakeCluster(homogeneous=False), "tf_data")
     assert resolve_engine(settings, FakeCluster(homogeneous=False), "grpc") == "grpc"
     assert resolve_engine(settings, FakeCluster(homogeneous=True), "tf_data") == "local"
+
+
+@pytest.mark.parametrize(("text", "value"), [("0", 0), ("3", 3), ("1024", 1024), ("auto", "auto"), ('"auto"', "auto")])
+def test_local_workers_are_a_number_or_auto(text, value):
+    settings = resolve(["--job=j.py:j", "--local-workers", text], {})
+    assert settings.local_workers == value
+    assert Settings.from_json(settings.to_json()) == settings
+    assert resolve(["--job=j.py:j"], {"HETERO_LOCAL_WORKERS": text}, {}).local_workers == value
+
+
+@pytest.mark.parametrize("text", ["-1", "1025", "1.5", "Auto", "all", "true"])
+def test_local_workers_that_are_neither_are_refused(text):
+    (problem,) = problems(f"--local-workers={text}")
+    assert problem == f"--local-workers is {text!r}; it needs a whole number from 0 to 1024, or auto."
+
+
+@pytest.mark.parametrize("value", [2, "auto"])
+def test_local_workers_are_refused_where_ranks_prepare_all_input_themselves(value):
+    with pytest.raises(EngineError, match=rf"--local-workers is {value}, .* has no data hosts.* Leave it out"):
+        resolve_engine(Settings(job="j", local_workers=value), FakeCluster(homogeneous=True), None)
+    assert resolve_engine(Settings(job="j", local_workers=0), FakeCluster(homogeneous=True), None) == "local"
+    assert resolve_engine(Settings(job="j", local_workers=value), FakeCluster(homogeneous=False), None) == "tf_data"
 
 
 def test_leaving_out_bad_splits_is_refused_where_it_cannot_be_done():

@@ -72,6 +72,7 @@ def test_figures_of_all_ranks_add_up_and_times_are_those_of_rank_0() -> None:
         "cpu_s": {"data": 4.0, "trainer": 13.0}, "replayed_batches": 0, "lost_workers": 0, "rows_lost": 0,
         "dropped_rows": 4, "batch_size": 8, "first_batch_s": 1.0, "run_id": "of-the-coordinator",
         "rank_steps": [7, 7], "results": {"accuracy": 0.9}, "skipped_splits": 0, "batch_digests": None,
+        "local_workers": {},
     }  # fmt: skip
 
 
@@ -137,3 +138,25 @@ def test_the_digests_of_all_ranks_are_there_where_batches_are_the_same_in_every_
     one = replace(one, settings=replace(one.settings, deterministic=True))
     ranks = [rank(0) | {"digest": "aa"}, rank(1) | {"digest": "bb"}]
     assert summarise(one, state(), "succeeded", HostReport(), ranks)["batch_digests"] == ["aa", "bb"]
+
+
+def with_local_workers(asked: int | str, **told: str) -> dict[str, Any]:
+    settings = replace(config().settings, local_workers=asked)
+    endpoints = {f"local/{host.replace('_', '-')}": text for host, text in told.items()}
+    own = {"asked": asked, "used": 2, "why": "as asked for"}
+    asked_for = replace(config(), settings=settings)
+    summary = summarise(asked_for, replace(state(), endpoints=endpoints), "succeeded", HostReport(), [], own)
+    return summary["local_workers"]
+
+
+def test_local_workers_are_told_for_each_trainer_host() -> None:
+    assert with_local_workers(0) == {}
+    own = {"asked": "auto", "used": 2, "why": "as asked for"}
+    other = '{"asked": "auto", "used": 0, "why": "no need"}'
+    assert with_local_workers("auto", trainer_2=other) == {
+        "trainer-1": own,
+        "trainer-2": {"asked": "auto", "used": 0, "why": "no need"},
+    }
+    untold = {"asked": "auto", "used": None, "why": "this host has not told"}
+    assert with_local_workers("auto")["trainer-2"] == untold
+    assert with_local_workers("auto", trainer_2="{nonsense")["trainer-2"] == untold

@@ -2,8 +2,8 @@
 
 Options: rows (a split), pieces (splits), rows_per_batch (of what `inputs` gives), prepare_s (time that a batch takes to
 prepare), step_s (time that a step takes), bad_piece (its inputs raise after two batches), deadly_piece (its inputs kill
-their worker), bad_splits (listing the splits raises), size (float32 values a row carries), track (each row tells which
-worker prepared it).
+their worker), bad_splits (listing the splits raises), fail_epoch, fail_step and fail_length (training raises there, and
+how much the error has to say), size (float32 values a row carries), track (each row tells which worker prepared it).
 """
 
 import json
@@ -28,6 +28,9 @@ job = hetero.Job(
     bad_piece=-1,
     deadly_piece=-1,
     bad_splits=False,
+    fail_epoch=-1,
+    fail_step=-1,
+    fail_length=0,
     size=16,
     track=True,
 )
@@ -59,6 +62,7 @@ def inputs(ctx):
 
 @job.train
 def train(ctx):
+    steps = 0
     with (ctx.run_dir / f"seen-{ctx.rank}.jsonl").open("w") as seen:
         for epoch in ctx.epochs():
             for batch, mask in ctx.batches(epoch, with_mask=True):
@@ -73,4 +77,10 @@ def train(ctx):
                 }
                 seen.write(json.dumps(line) + "\n")
                 seen.flush()
+                if (epoch, steps) == (ctx.params["fail_epoch"], ctx.params["fail_step"]) and ctx.is_chief:
+                    raise ValueError("the loss is not a number " + "!" * ctx.params["fail_length"])
                 time.sleep(ctx.params["step_s"])
+                steps += 1
+    if ctx.is_chief:
+        ctx.model_dir.mkdir(parents=True, exist_ok=True)
+        (ctx.model_dir / "model.json").write_text(json.dumps({"params": dict(ctx.params), "steps": steps}))

@@ -78,4 +78,8 @@ def train(ctx):
                 steps += 1
     if ctx.rank == ctx.params["linger_rank"]:
         linger(ctx.run_dir / "lingering")
-    ctx.log(steps_seen=steps, pid=os.getpid(), python=sys.version_info[0])
+    controller = os.environ.get("HOROVOD_CONTROLLER")
+    ctx.log(steps_seen=steps, pid=os.getpid(), python=sys.version_info[0], controller=controller)
+    if ctx.is_chief:
+        ctx.model_dir.mkdir(parents=True, exist_ok=True)
+        (ctx.model_dir / "model.json").write_text(json.dumps({"params": dict(ctx.params), "steps": steps}))

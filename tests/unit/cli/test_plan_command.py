@@ -53,7 +53,7 @@ def test_json_has_every_host_and_keeps_its_keys(resources):
     assert [process["name"] for process in values["hosts"][0]["processes"]] == ["coordinator", "dispatcher", "worker-0"]
     assert values["hosts"][1]["processes"][1] == {
         "name": "rank-1", "kind": "rank", "module": "hetero.children", "args": ["rank", "1"], "port": None,
-        "restarts": 0, "restart_window_s": 60.0, "critical": True, "global_rank": 1,
+        "restarts": 0, "restart_window_s": 60.0, "critical": True, "global_rank": 1, "local": False,
     }  # fmt: skip
 
 
@@ -68,6 +68,21 @@ def test_the_table_names_processes_ports_and_fates(resources):
     text = run("--topology", resources, "--data-port=7000")
     for part in ("coordinator", "16000", "7001", "rank-0 (rank 0 of 1)", "job fails", "--ranks-per-host"):
         assert part in text
+
+
+def test_local_workers_are_listed_and_what_auto_may_come_to(resources, monkeypatch):
+    monkeypatch.setattr("hetero.cli.plan_command.available_cpus", lambda: 4)
+    text = run("--topology", resources, "--engine=grpc", "--local-workers=2")
+    for part in ("feed (local)", "worker-1 (local)", "then done without"):
+        assert part in text
+    for engine, said in (("grpc", "3 at most"), ("tf_data", "one, which uses all idle CPUs")):
+        text = run("--topology", resources, f"--engine={engine}", "--local-workers=auto")
+        assert "(local)" not in text
+        assert said in text
+    values = json.loads(run("--topology", resources, "--json", "--engine=grpc", "--local-workers=auto"))
+    assert [host["most_local_workers"] for host in values["hosts"]] == [0, 3]
+    monkeypatch.setattr("hetero.cli.plan_command.available_cpus", lambda: 1)
+    assert "none with one CPU" in run("--topology", resources, "--local-workers=auto")
 
 
 def test_the_jobs_own_choice_and_options_count(resources, tmp_path):

@@ -5,7 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from hetero.clusters import complete, detect, failure_file, from_file, model_dir, sagemaker
+from hetero.clusters import (
+    complete,
+    detect,
+    failure_file,
+    from_file,
+    model_dir,
+    piped_channels,
+    sagemaker,
+    sharded_channels,
+)
 from hetero.errors import TopologyError
 from hetero.settings import Settings
 
@@ -129,6 +138,35 @@ def test_channels_have_the_users_names(tmp_path):
     )
     expected = {"Training": "/elsewhere", "test": str(tmp_path / "input/data/test"), "late": "/late"}
     assert sagemaker.channels(environ) == expected
+
+
+CHANNELS = {
+    "Training": {"TrainingInputMode": "File", "S3DistributionType": "ShardedByS3Key", "RecordWrapperType": "None"},
+    "whole": {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"},
+    "stream": {"TrainingInputMode": "Pipe", "S3DistributionType": "ShardedByS3Key"},
+    "silent": {},
+    "new": {"TrainingInputMode": "Beam", "S3DistributionType": "ByMoon"},
+    "odd": None,
+    "odder": {"S3DistributionType": ["ShardedByS3Key"]},
+}
+
+
+def test_channels_that_are_spread_over_the_hosts_or_come_as_streams_are_known(tmp_path):
+    environ = base(tmp_path)
+    assert sharded_channels(complete(SETTINGS, environ), environ) == ()  # there is no file
+    (tmp_path / "input/config/inputdataconfig.json").write_text(json.dumps(CHANNELS))
+    settings = complete(SETTINGS, environ)
+    assert sharded_channels(settings, environ) == ("Training", "stream")
+    assert piped_channels(settings, environ) == ("stream",)
+
+
+def test_a_channel_given_by_flag_is_not_sagemakers_and_elsewhere_there_are_none(tmp_path):
+    environ = base(tmp_path)
+    (tmp_path / "input/config/inputdataconfig.json").write_text(json.dumps(CHANNELS))
+    settings = complete(Settings(job="j", channels={"Training": "/given"}), environ)
+    assert sharded_channels(settings, environ) == ("stream",)
+    elsewhere = environ | {"HETERO_CLUSTER": "cluster.json"}
+    assert sharded_channels(SETTINGS, elsewhere) == piped_channels(SETTINGS, elsewhere) == ()
 
 
 def test_places_on_sagemaker(tmp_path):

@@ -25,7 +25,7 @@ class Bench:
         self.book = SplitBook(("d1", "d2"), clock=self.clock, memory=memory, first_attempt=first_attempt, **options)
         self.book.set_hosts({"d1", "d2"}, ())
         if self.splits is not None and self.book.values is None:
-            self.book.feed_list([f'"{split}"' for split in range(self.splits)])
+            self.book.feed_list("d1", [f'"{split}"' for split in range(self.splits)])
 
     def feed(self, host: str, wanted: int = 0, held=(), reports=(), ended=()) -> None:
         self.book.feed_hello(host, held, reports, ended)

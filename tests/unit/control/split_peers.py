@@ -40,13 +40,22 @@ class Peers:
 class FakeRank:
     """Remembers fences and ends; `arrived` is by (epoch, split) what it has."""
 
-    def __init__(self, address: str, rank: int = 0, size: int = 1, token: str | None = None, tls: Tls = PLAIN) -> None:
+    def __init__(
+        self,
+        address: str,
+        rank: int = 0,
+        size: int = 1,
+        token: str | None = None,
+        *,
+        tls: Tls = PLAIN,
+        stray_channels: Sequence[str] = (),
+    ) -> None:
         self.fences: list[tuple[int, int, tuple[int, ...]]] = []
         self.ended: list[int] = []
         self.arrived: dict[tuple[int, int], bytes] = {}
         self.highest = 0
         self.rank = rank
-        self.follower = SplitFollower(address, token, rank, size, "run-1", self, tls=tls)
+        self.follower = SplitFollower(address, token, rank, size, "run-1", self, stray_channels=stray_channels, tls=tls)
 
     def on_fence(self, epoch: int, attempt: int, splits: Sequence[int]) -> Mapping[int, bytes]:
         self.fences.append((epoch, attempt, tuple(splits)))
@@ -70,12 +79,14 @@ class FakeFeed:
         address: str,
         host: str = "d1",
         workers: int = 1,
-        values: Sequence[str] = ('"a"', '"b"'),
+        values: Sequence[str] | None = ('"a"', '"b"'),
         *,
+        channel: str = "",
         token: str | None = None,
         tls: Tls = PLAIN,
     ) -> None:
         self.host, self.idle, self.values, self.asked = host, workers, values, 0
+        self.channel = channel  # that all of them are of, where each host has files of its own
         self.held: dict[tuple[int, int], pb.Assignment] = {}
         self.finished: list[pb.SplitDone] = []
         self.revoked: list[pb.SplitId] = []
@@ -134,7 +145,11 @@ class FakeFeed:
             self.idle -= 1
         if reply.list_splits:
             self.listed += 1
-            self.link.send(pb.ServeRequest(list=pb.SplitList(values=self.values)))
+            if self.values is not None:
+                splits = pb.SplitList(values=self.values)
+                if self.channel:
+                    splits.local.add(channel=self.channel, splits=range(len(self.values)))
+                self.link.send(pb.ServeRequest(list=splits))
 
     # What a test makes it do.
 

@@ -162,6 +162,7 @@ class FakeFeed:
             key = assignment.id
             self.credit = max(0, self.credit - 1)
             assert (key.epoch, key.split) not in self.held
+            assert self.world.home_of.get(assignment.value, self.host) == self.host
             task = self.held[key.epoch, key.split] = Task(key, assignment.arrived)
             self.settle(task)  # it may have no batches at all
         self.has_to_list = self.has_to_list or mail.list_splits
@@ -172,7 +173,7 @@ class FakeFeed:
         """Answer with the list if it was made here before, or else if a worker is idle."""
         if self.has_to_list and (self.knows_list or self.idle > 0):
             self.has_to_list, self.knows_list = False, True
-            self.say(lambda book: book.feed_list(self.world.values))
+            self.say(lambda book: book.feed_list(self.host, *self.world.list_of(self.host)))
 
     def work(self, task: Task) -> None:
         """Prepare the task's next batch."""
@@ -232,12 +233,24 @@ class World:
     """All of it. `steps` lists what can happen next; who drives it chooses."""
 
     def __init__(
-        self, seed: int, *, ranks: int, hosts: int, workers: int, splits: int, epochs: int, deterministic: bool
+        self,
+        seed: int,
+        *,
+        ranks: int,
+        hosts: int,
+        workers: int,
+        splits: int,
+        epochs: int,
+        deterministic: bool,
+        sharded: bool = False,
     ) -> None:
         self.random = random.Random(seed)
         self.size, self.workers, self.last, self.deterministic = ranks, workers, epochs - 1, deterministic
         self.hosts = [f"d{i}" for i in range(hosts)]
         self.values = [f'"{i}"' for i in range(splits)]
+        self.sharded = sharded and splits > 0
+        homes = [self.random.choice((None, *self.hosts)) if self.sharded else None for _ in self.values]
+        self.home_of = {value: home for value, home in zip(self.values, homes, strict=True) if home is not None}
         self.lengths = [self.random.randrange(4) for _ in range(splits)]
         self.room = self.random.randint(1, 3)
         self.accepted: list[tuple[int, int, int]] = []
@@ -255,12 +268,19 @@ class World:
         book = SplitBook(
             self.hosts,
             deterministic=self.deterministic,
+            sharded=("training",) if self.sharded else (),
+            epochs=self.last + 1,
             first_attempt=1_000_000 * self.restarts,
             memory=memory,
             clock=lambda: self.now_s,
         )
         book.set_hosts(self.hosts, self.gone)
         return book
+
+    def list_of(self, host: str) -> tuple[list[str], dict[int, str]]:
+        """Return the splits that a host lists, and which of them read from a channel of which it has its own files."""
+        listed = [value for value in self.values if self.home_of.get(value, host) == host]
+        return listed, {position: "training" for position, value in enumerate(listed) if value in self.home_of}
 
     def batches(self, split: int) -> int:
         return self.lengths[split]
@@ -312,7 +332,8 @@ class World:
             yield lambda host=host: self.kill_feed(host)
             for task in feed.held.values():
                 yield lambda feed=feed, task=task: feed.give_back(task)
-        if len(self.gone) < len(self.hosts) - 1:
+        seldom = 0.05 if self.sharded else 1.0  # it ends most of such worlds
+        if len(self.gone) < len(self.hosts) - 1 and self.random.random() < seldom:
             yield self.lose_host
 
     def hand_in(self, peer: FakeRank | FakeFeed) -> None:
@@ -382,18 +403,18 @@ class World:
         return all(rank.ended >= set(range(self.last + 1)) for rank in self.ranks)
 
     def run(self, steps: int, fault_rate: float) -> None:
-        """Let that many things happen, then only good ones until the last epoch is over everywhere."""
+        """Let that many things happen, then only good ones until the last epoch is over everywhere, or cannot be."""
         for step in range(steps):
             if step % 25 == 0:
                 everybody = (*self.ranks, *self.feeds.values(), *self.zombies)
                 self.asleep = {peer for peer in everybody if self.random.random() < 0.3}
             bad = self.random.random() < fault_rate
             choices = list(self.faults() if bad else self.steps())
-            if choices:
+            if choices and self.book.loss is None:
                 self.random.choice(choices)()
         self.asleep = set()
         for _ in range(20_000):
-            if self.over:
+            if self.over or self.book.loss is not None:
                 return
             self.random.choice(list(self.steps()))()
         raise AssertionError(f"stuck: epochs {[(e.number, e.held, e.fencing) for e in self.book.epochs.values()]}")

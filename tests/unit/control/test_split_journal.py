@@ -8,10 +8,11 @@ import pytest
 from control_job import FakeClock
 
 from hetero.control.split_journal import WRITE_INTERVAL_S, Memory, SplitJournal
+from hetero.control.split_lists import Home, Splits
 from hetero.control.split_mail import Past, Skipped
 
 MEMORY = Memory(
-    values=('"a"', '{"b": 1}'),
+    splits=Splits(('"a"', '{"b": 1}'), (None, Home("d2", "training"))),
     attempt=77,
     size=2,
     closed=(1,),
@@ -47,8 +48,10 @@ def test_without_a_file_there_is_nothing(path):
 @pytest.mark.parametrize(
     "change",
     [
-        {"values": 7},
-        {"values": [1]},
+        {"splits": 7},
+        {"splits": [[1], []]},
+        {"splits": [["1"], [None, None]]},
+        {"splits": [["1"], ["d"]]},
         {"attempt": "x"},
         {"closed": None},
         {"skipped": [[1]]},

@@ -18,8 +18,8 @@ def test_one_feed_that_asks_is_told_to_list_the_splits():
     assert bench.book.feed_mail("d2").list_splits
     assert not bench.book.feed_mail("d1").list_splits
     bench.open(0)
-    bench.book.feed_list(['"x"'])
-    bench.book.feed_list(['"y"', '"z"'])  # the first list holds
+    bench.book.feed_list("d2", ['"x"'])
+    bench.book.feed_list("d1", ['"y"', '"z"'])  # the first list holds
     assert bench.book.values == ('"x"',)
     assert bench.given("d1") == [(0, 0)] or bench.given("d2") == [(0, 0)]
 

@@ -230,8 +230,7 @@ def test_a_newer_stream_of_a_peer_takes_the_place_of_the_older(start_coordinator
 
 
 REFUSED = [
-    ("Serve", serve_hello("d9"), grpc.StatusCode.NOT_FOUND, "'d9' is no data host of this job; it has d1, d2"),
-    ("Serve", serve_hello("t1"), grpc.StatusCode.NOT_FOUND, "'t1' is no data host"),
+    ("Serve", serve_hello("d9"), grpc.StatusCode.NOT_FOUND, "'d9' is no host of this job; it has d1, d2, t1"),
     ("Serve", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT, "cannot be read"),
     ("Serve", None, grpc.StatusCode.INVALID_ARGUMENT, "before its hello"),
     ("Follow", b"\xff\xff", grpc.StatusCode.INVALID_ARGUMENT, "cannot be read"),

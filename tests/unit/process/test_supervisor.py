@@ -235,6 +235,18 @@ def test_hurry_cuts_the_grace_short(supervisor: Supervisor, python: MakeSpec, li
         signal.signal(signal.SIGUSR1, previous)
 
 
+def test_a_hurry_may_leave_some_time(supervisor: Supervisor, python: MakeSpec, lines: Lines) -> None:
+    supervisor.start(python(IGNORE_TERM))
+    lines.wait_for("deaf")
+    started_s = time.monotonic()
+    supervisor.hurry(within_s=0.4)
+    supervisor.hurry(within_s=60)  # the earlier one counts
+    (ended,) = supervisor.stop(grace_s=30)
+    assert 0.4 <= time.monotonic() - started_s < 3
+    assert ended.signal == "SIGKILL"
+    lines.wait_for("not ended 0.4 s after SIGTERM")
+
+
 def test_interrupt_during_stop_still_leaves_nothing_alive(
     supervisor: Supervisor, python: MakeSpec, lines: Lines
 ) -> None:

@@ -186,3 +186,26 @@ def test_an_error_of_the_input_passes_through() -> None:
 def test_an_unknown_kind_of_progress_is_refused() -> None:
     with pytest.raises(ValueError, match="progress is 'fancy'"):
         StepMeter(progress="fancy")
+
+
+def test_sums_are_written_about_each_second_without_the_first_step(tmp_path: Path) -> None:
+    clock, sums = FakeClock(), tmp_path / "work" / "rank-0.meter.json"
+    meter = StepMeter(sums=sums, clock=clock, progress="off")
+    seen: list[dict[str, Any]] = []
+    for _ in meter.batches(0, stream(clock, [5.0, *[0.1] * 9])):
+        clock.wait(0.4)
+        if sums.exists() and (not seen or seen[-1] != json.loads(sums.read_text())):
+            seen.append(json.loads(sums.read_text()))
+    meter.close()
+    assert [one["steps"] for one in seen] == [1, 3, 5, 7]
+    assert seen[1]["rows"] == 12
+    assert seen[1]["step_s"] == pytest.approx(1.5)
+    assert seen[1]["wait_s"] == pytest.approx(0.3)
+
+
+def test_sums_that_cannot_be_written_do_not_end_the_training(tmp_path: Path) -> None:
+    clock = FakeClock()
+    (tmp_path / "work").write_text("a file where a folder should be")
+    meter = StepMeter(sums=tmp_path / "work" / "rank-0.meter.json", clock=clock, progress="off")
+    train(meter, clock, 0, stream(clock, [1.0] * 5))
+    assert meter.result().steps == 5

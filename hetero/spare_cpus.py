@@ -1,0 +1,168 @@
+"""The local workers of a trainer host, from its launcher's side: started when they are worth it, given up, told of.
+
+How many are worth it under `--local-workers auto` is decided in `hetero.local_workers`; here are the measurements that
+go in, and what is done about what comes out. The processes themselves are those of a data host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from hetero.errors import HeteroError
+from hetero.host import HostConfig
+from hetero.local_workers import AUTO, Sample, Sums, Trial
+from hetero.plan import HostPlan
+from hetero.process.cpu import idle_cpu_s
+from hetero.process.cpu_quota import available_cpus
+from hetero.process.failure import Failure
+from hetero.rundir import read_json
+from hetero.spec import ProcessKind, ProcessSpec
+
+INTERVAL_S = 1.0
+_MOST_CHARS = 500  # of what other hosts are told
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What starts and ends the processes, and knows of the host: its life.
+
+    Attributes:
+        start: Starts a process; raises HeteroError if that cannot be done.
+        give_up: Ends processes for good, and lets the other hosts know that they will not come back.
+        serving: Returns how many workers of this host run and have been announced.
+        used_cpu_s: Returns the CPU seconds of all processes of this host so far.
+        tell: Lets the chief know how many local workers there are and why, as a JSON object.
+    """
+
+    start: Callable[[ProcessSpec], None]
+    give_up: Callable[[Collection[str]], None]
+    serving: Callable[[], int]
+    used_cpu_s: Callable[[], float]
+    tell: Callable[[str], None]
+
+
+class LocalWorkers:
+    """The local workers of one trainer host. Driven by its launcher's loop, about once a second.
+
+    Args:
+        config: The host.
+        plan: Its plan; local workers that are asked for by number are among its processes.
+        crew: Starts and ends processes.
+        clock: Monotonic seconds.
+    """
+
+    def __init__(
+        self, config: HostConfig, plan: HostPlan, crew: Crew, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._config, self._plan, self._crew, self._clock = config, plan, crew, clock
+        self._run = config.run()
+        self._names = [spec.name for spec in plan.processes if plan.is_local(spec)]
+        self._workers = {spec.name for spec in plan.of_kind(ProcessKind.WORKER) if plan.is_local(spec)}
+        # Under mpirun a host has several launchers: the first one of them has the local workers.
+        self._asked = config.settings.local_workers if config.mpi is None or config.mpi.leads_host else 0
+        self._why = "as asked for"
+        self._trial: Trial | None = None
+        self._looked_s = clock()
+        self._told = False
+        if self._asked == AUTO:
+            cpus = available_cpus(config.topology.current.cpus)
+            # Under tf_data what a worker has begun is lost with it, so that one that was started stays.
+            self._trial = Trial(cpus=cpus, most=plan.most_local_workers, may_stop=plan.engine == "grpc")
+            if not plan.most_local_workers:
+                self._trial.give_up(f"this host has {cpus} CPU, which is left to training")
+            for path in self._run.work(config.host).glob("rank-*.meter.json"):  # of an earlier run in this folder
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+    @property
+    def asked(self) -> bool:
+        """Whether this host is to have local workers at all, or may have."""
+        return self._asked != 0
+
+    def summary(self) -> dict[str, Any]:
+        """Return what summary.json says of this host: `asked`, `used` (workers that run now) and `why`."""
+        why = self._trial.why if self._trial is not None else self._why
+        return {"asked": self._asked, "used": len(self._workers), "why": why}
+
+    def tick(self) -> None:
+        """Look at how training goes, and do what follows from it."""
+        now_s = self._clock()
+        if not self.asked or now_s - self._looked_s < INTERVAL_S:
+            return
+        self._looked_s = now_s
+        if not self._told and self._crew.serving():
+            self.tell()
+        if self._trial is None or self._trial.decided:
+            return
+        sample = Sample(now_s, self._ranks(), self._crew.used_cpu_s(), idle_cpu_s())
+        decision = self._trial.look(sample, serving=self._crew.serving())
+        if decision is None:
+            return
+        have = len(self._workers)
+        if not decision.final:
+            self._say(f"starting {decision.workers}: {decision.why}")
+            self._start(decision.workers)
+        elif have and not decision.workers:
+            self._say(f"stopping {have}: {decision.why}")
+            self._end(self._names)
+        else:
+            self._say(f"{f'keeping {have}' if have else 'none'}: {decision.why}")
+        self.tell()
+
+    def on_failed(self, spec: ProcessSpec, failure: Failure) -> None:
+        """Do without a process that has failed for good; the job goes on with the data hosts."""
+        if spec.name not in self._names:
+            return
+        alone = spec.kind is ProcessKind.WORKER and self._workers > {spec.name}
+        self._end([spec.name] if alone else self._names)
+        self._give_up(f"given up: {failure.describe()}")
+
+    def tell(self) -> None:
+        """Let the chief know, for the summary."""
+        if self.asked:
+            self._told = True
+            values = self.summary()
+            while len(text := json.dumps(values, ensure_ascii=False)) > _MOST_CHARS:
+                values["why"] = values["why"][: len(values["why"]) * 3 // 4]
+            self._crew.tell(text)
+
+    def _give_up(self, why: str) -> None:
+        self._why = why
+        if self._trial is not None and not self._workers:
+            self._trial.give_up(why)
+        left = f"{len(self._workers)} left; " if self._workers else ""
+        self._say(f"{left}{why}. The job goes on with the data hosts")
+        self.tell()
+
+    def _start(self, workers: int) -> None:
+        try:
+            for spec in self._plan.local_processes(workers):
+                self._crew.start(spec)
+                self._names.append(spec.name)
+                if spec.kind is ProcessKind.WORKER:
+                    self._workers.add(spec.name)
+        except HeteroError as error:
+            self._end(self._names)
+            self._give_up(f"given up: {error}")
+
+    def _end(self, names: Collection[str]) -> None:
+        self._crew.give_up(tuple(names))
+        self._workers -= set(names)
+        self._names = [name for name in self._names if name not in set(names)]
+
+    def _ranks(self) -> dict[str, Sums]:
+        """Return what the ranks of this host have measured so far."""
+        found = {}
+        for path in self._run.work(self._config.host).glob("rank-*.meter.json"):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                found[path.name] = Sums(**read_json(path))
+        return found
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError):
+            print(f"[trainer {self._config.host}] local workers: {text}", flush=True)
