@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _end_when_told()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        prepared = prepare(arguments, os.environ, started_s)
+        prepared = prepare(clusters.arguments(arguments, os.environ), os.environ, started_s)
         prepared.config.run().create()
     except HeteroError as error:
         _report_failure(error)

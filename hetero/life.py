@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetero import clusters
+from hetero.control.farewells import FAREWELL_S, left_s, patience_s
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
 from hetero.errors import HeteroError, PeerNeverCame, SettingsError, Stopped
 from hetero.frozen import FrozenServices
@@ -41,8 +42,6 @@ _SERVICES = (ProcessKind.DISPATCHER, ProcessKind.FEED, ProcessKind.WORKER)
 _ORPHANED = "the process that started this launcher has ended"
 MPIRUN_MARGIN_S = 0.5
 """How long before mpirun's SIGKILL a launcher has ended its children, to write what became of it."""
-FAREWELL_S = 1.5
-"""How long the coordinator outlives the end so that every peer has heard of it."""
 
 
 @dataclass(frozen=True)
@@ -365,15 +364,17 @@ class HostLife:
         return ending.exit_code, ending.cause
 
     def _wait_for_farewells(self) -> None:
-        """Keep the coordinator up until every peer that still lives has heard of the end."""
-        deadline_s = time.monotonic() + FAREWELL_S
-        while (left_s := min(deadline_s, self._killed_at_s or deadline_s) - time.monotonic()) > 0:
+        """Keep the coordinator up until all peers have heard of the end."""
+        began_s, state, settings = time.monotonic(), self._control.state, self._settings
+        told = self._stopped_by is not None
+        patience = patience_s(state, settings.lease_s, settings.start_timeout_s, stopped=told) if state else {}
+        while True:
             state = self._control.state
-            if state is not None and all(
-                host.left or host.lost or not host.registered for host in state.hosts if host.name != self._config.host
-            ):
+            end_s = began_s + (left_s(state, patience, self._config.host) if state else FAREWELL_S)
+            wait_s = min(end_s, self._killed_at_s or end_s) - time.monotonic()
+            if wait_s <= 0:
                 return
-            self._supervisor.next_event(timeout_s=min(left_s, 0.05))
+            self._supervisor.next_event(timeout_s=min(wait_s, 0.05))
 
     def _note(self, ending: Ending) -> None:
         """Write the cause where it is looked for; the chief's word is the last one. May be repeated."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from hetero.clusters import local, sagemaker
+from hetero.clusters.hyperparameters import as_written
 from hetero.errors import SettingsError, TopologyError
 from hetero.settings import Settings
 from hetero.topology import Topology
 
 __all__ = [
+    "arguments",
     "checkpoint_dir",
     "complete",
     "detect",
@@ -24,6 +26,18 @@ __all__ = [
     "piped_channels",
     "sharded_channels",
 ]
+
+
+def arguments(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Return a launcher's command line; on SageMaker with the hyperparameters as they were written.
+
+    Raises:
+        TopologyError: hyperparameters.json is broken.
+    """
+    path = sagemaker.hyperparameters_file(environ)
+    if not _on_sagemaker(environ) or not path.exists():
+        return list(argv)
+    return as_written(argv, sagemaker.read_json_object(path))
 
 
 def detect(environ: Mapping[str, str], settings: Settings) -> Topology:

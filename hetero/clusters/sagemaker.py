@@ -36,6 +36,11 @@ def resource_config_file(environ: Mapping[str, str]) -> Path:
     return base_dir(environ) / "input" / "config" / "resourceconfig.json"
 
 
+def hyperparameters_file(environ: Mapping[str, str]) -> Path:
+    """Return the path of the file that has the job's hyperparameters, each value a JSON text."""
+    return base_dir(environ) / "input" / "config" / "hyperparameters.json"
+
+
 def is_sagemaker(environ: Mapping[str, str]) -> bool:
     """Return whether this is a host of a SageMaker training job."""
     return resource_config_file(environ).exists()

@@ -119,7 +119,7 @@ class SageMakerCluster:
             "sagemaker_submit_directory": SUBMIT_DIRECTORY,
             "sagemaker_container_log_level": 20,
             "job": f"jobs/{Path(job).name}:job",
-            **_mpi(mpi, groups[1]),
+            **_mpi(mpi, groups[1] if data else None),
             **(hyperparameters or {}),
         }
         names_of_groups = dict(zip(("data", "trainer"), groups, strict=True))
@@ -324,15 +324,15 @@ class SageMakerCluster:
         return json.loads((self.folder(host) / RUN_DIR / "failure.json").read_text())
 
 
-def _mpi(processes: int | None, group: str) -> dict[str, Any]:
-    """Return what the SDK's `distribution` adds to the hyperparameters."""
+def _mpi(processes: int | None, group: str | None) -> dict[str, Any]:
+    """Return what the SDK's `distribution` adds to the hyperparameters; without groups, it names none."""
     if processes is None:
         return {}
     return {
         "sagemaker_mpi_enabled": True,
         "sagemaker_mpi_num_of_processes_per_host": processes,
         "sagemaker_mpi_custom_mpi_options": "",
-        "sagemaker_distribution_instance_groups": [group],
+        **({} if group is None else {"sagemaker_distribution_instance_groups": [group]}),
     }
 
 

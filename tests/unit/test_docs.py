@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 RUNNING = ROOT / "docs" / "running.md"
+SAGEMAKER = ROOT / "docs" / "sagemaker.md"
 FOLDERS = ("hetero/", "tests/", "docs/", "protos/", "examples/", "benchmarks/", "docker/", "notebooks/")
 OPTIONS_BLOCK = re.compile(r"(<!-- options[^\n]*-->\n```\n)(.*?)(```\n)", re.DOTALL)
 every_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
@@ -135,6 +136,7 @@ def test_options_that_are_spoken_of_exist(page: Path) -> None:
         "--data-hosts", "--trainer-hosts", "--data-cpus", "--trainer-cpus", "--json", "--keep", "--topology", "--host",
         "--debug", "--version", "--timeout-s", "--my-own-option", "--my-width", "--name", "--no-group",
         "--no-build-isolation", "--no-cache-dir", "--runs", "--durations", "--watch", "--every-s", "--python",
+        "--port", "--protocol",
     }  # fmt: skip
     known = commands | {option.flag for option in OPTIONS}
     flags = {
@@ -172,7 +174,7 @@ def test_messages_are_those_of_the_code() -> None:
 
 
 def test_metric_definitions_match_what_rank_0_prints() -> None:
-    found = re.search(r"<!-- metrics -->\n```json\n(.*?)```", RUNNING.read_text(encoding="utf-8"), re.DOTALL)
+    found = re.search(r"<!-- metrics -->\n```json\n(.*?)```", SAGEMAKER.read_text(encoding="utf-8"), re.DOTALL)
     assert found
     lines: list[str] = []
     seconds = iter(range(100))

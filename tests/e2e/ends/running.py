@@ -223,6 +223,8 @@ def launcher_code(end: End, log: str) -> int | None:
 def again_s(scene: Scene, fault_s: float, effect_s: float = LEASE_S + 5) -> float:
     """Return the seconds from the fault to the end of the last pause of training that it led to; 0 if it led to none.
 
+    Where no rank had taken a step before, it is the first step that is counted to.
+
     Args:
         scene: The cluster.
         fault_s: When it happened.
@@ -230,7 +232,8 @@ def again_s(scene: Scene, fault_s: float, effect_s: float = LEASE_S + 5) -> floa
     """
     times = [line["at_s"] - fault_s for line in scene.lines()]
     pauses = [late for early, late in pairwise(times) if late - early > PAUSE_S and late > 0 and early < effect_s]
-    return round(max(pauses, default=0.0), 2)
+    begins = [times[0]] if times and times[0] > 0 else []
+    return round(max(pauses + begins, default=0.0), 2)
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -274,6 +277,8 @@ def _ends_judged(cell: Cell, outcome: Outcome) -> list[str]:
 
 
 def _times_judged(cell: Cell, outcome: Outcome) -> list[str]:
+    if cell.ports:
+        return []  # nothing happened at a moment of its own
     if cell.goes_on:
         again = outcome.again_s or 0.0
         return [] if again <= BOUND_S else [f"training went on only {again} s after the fault, not within {BOUND_S} s"]

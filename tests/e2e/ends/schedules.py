@@ -22,7 +22,7 @@ MOMENTS_S = 9.0
 """Faults come within this after the first step."""
 EARLY_S = 6.0
 """Where a schedule begins early, its first fault comes within this after the start."""
-EARLY_SHARE, FATAL_SHARE = 0.2, 0.3
+EARLY_SHARE, FATAL_SHARE, FATAL_LAST_SHARE = 0.2, 0.3, 0.5
 
 
 def draw(seed: int, engine: str) -> list[Planned]:
@@ -38,6 +38,11 @@ def draw(seed: int, engine: str) -> list[Planned]:
         kind = choose.choice([k for k in kinds if k.fatal == fatal and (k.name, k.on) not in taken])
         first = early and number == 0 and kind.needs != "clock"  # a jump is proven by steps
         planned.append(Planned(kind, choose.uniform(0, EARLY_S if first else MOMENTS_S), first))
+    if choose.random() < FATAL_LAST_SHARE:  # what comes after a fault that ends the job at once comes too late
+        later = [one for one in planned if not one.early]
+        moments_s = sorted(one.at_s for one in later)
+        for one, at_s in zip(sorted(later, key=lambda one: one.kind.fatal), moments_s, strict=True):
+            one.at_s = at_s
     return planned
 
 

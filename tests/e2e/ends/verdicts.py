@@ -105,15 +105,20 @@ def collect(scene: Scene, ends: Mapping[str, Any], planned: list[Planned], verdi
 def judge(scene: Scene, planned: list[Planned], verdict: Verdict, engine: str, started_s: float) -> None:
     """Note in the verdict what is wrong."""
     happened = [one for one in planned if one.attempted]
-    verdict.fatal = any(one.kind.fatal and one.injected for one in happened)
-    may_fail = any(one.kind.fatal for one in happened)
-    for part, code in verdict.codes.items():
-        _judge_host(part, code, verdict, happened, may_succeed=not verdict.fatal, may_fail=may_fail)
+    judge_hosts(happened, verdict)
     succeeded = verdict.codes["chief"] == 0
     whole = EPOCHS if succeeded and (engine == "grpc" or not any(one.kind.loses_rows for one in happened)) else 0
     for problem in rows_judged(scene, whole):
         verdict.note("rows", problem)
     _judge_times(scene, happened, verdict, started_s, succeeded=succeeded)
+
+
+def judge_hosts(happened: list[Planned], verdict: Verdict) -> None:
+    """Compare how each host ended, and what it says, with what the faults may bring."""
+    verdict.fatal = any(one.kind.fatal and one.injected for one in happened)
+    may_fail = any(one.kind.fatal for one in happened)
+    for part, code in verdict.codes.items():
+        _judge_host(part, code, verdict, happened, may_succeed=not verdict.fatal, may_fail=may_fail)
 
 
 def _judge_host(
