@@ -113,6 +113,7 @@ def test_an_interrupted_run_tells_its_state_until_then_and_leaves_nothing(tmp_pa
         assert json.loads((running.run_dir / "summary.json").read_text())["outcome"] == "stopped"
 
 
+@pytest.mark.slow
 def test_of_a_killed_run_no_process_is_left(tmp_path: Path) -> None:
     with Running(tmp_path) as running:
         running.command.send_signal(signal.SIGKILL)

@@ -205,6 +205,7 @@ def test_no_data_host_ever_comes(tmp_path: Path) -> None:
         assert "data-1" in str(job.failure()["message"])
 
 
+@pytest.mark.slow
 def test_a_wrong_token_is_refused_and_disturbs_nobody(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 1, [*SLOW, "--token=right"]) as job:
         job.start("data-1")
@@ -251,6 +252,7 @@ def test_coordinator_ports_that_are_all_taken_are_named(tmp_path: Path) -> None:
         assert "--control-port" in job.output("data-1")
 
 
+@pytest.mark.slow
 def test_idle_and_garbage_connections_and_a_port_scan_disturb_nothing(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 1, [*SLOW, "--epochs=2"]) as job:
         job.start().wait_for_steps(5)

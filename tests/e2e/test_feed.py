@@ -189,6 +189,7 @@ def test_a_splits_function_that_fails_is_the_cause_also_where_the_trainer_comes_
         assert "cannot list the pieces" in job.failure()["message"]
 
 
+@pytest.mark.slow
 def test_a_bad_split_is_skipped_counted_and_reported_where_that_is_asked_for(tmp_path: Path) -> None:
     with numbers(tmp_path, 1, 1, "--bad-piece=5", "--bad-split=skip") as job:
         assert set(job.start().wait().values()) == {0}, job.outputs()
