@@ -35,13 +35,23 @@ mkdir -p "$folder"
 rm -rf "$folder/wheels" "$list"
 pip wheel -q --no-deps --wheel-dir "$folder/wheels" "$repository"
 
-# Horovod is not among what hetero depends on: it has to be compiled for the TensorFlow that it will run with.
-if "$python" -c 'import tensorflow' 2>/dev/null && ! "$python" -c 'import horovod.tensorflow' 2>/dev/null; then
+# Horovod is not among what hetero depends on: it has to be compiled for the TensorFlow that it will run with. Without
+# one, for framework="torch", only what brings ranks together is needed of it, and nothing of it runs on GPUs.
+if "$python" -c 'import tensorflow' 2>/dev/null; then
+  module=horovod.tensorflow
+  export HOROVOD_WITH_TENSORFLOW=1
+else
+  module=horovod.runner
+  export HOROVOD_WITHOUT_TENSORFLOW=1
+  unset HOROVOD_GPU_OPERATIONS
+fi
+if ! "$python" -c "import $module" 2>/dev/null; then
   # Its build fails with newer setuptools or cmake than these; --no-build-isolation is what lets it see TensorFlow.
-  pip install -q --target "$work/tools" "setuptools<70" wheel "cmake<4" packaging pyyaml cffi cloudpickle psutil
+  pip install -q --no-warn-conflicts --target "$work/tools" \
+    "setuptools<70" wheel "cmake<4" packaging pyyaml cffi cloudpickle psutil
   [[ ${HOROVOD_WITH_MPI:-} ]] || export HOROVOD_WITHOUT_MPI=1
   PATH=$work/tools/bin:$PATH PYTHONPATH=$work/tools \
-    HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
+    HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
     pip wheel -q --no-deps --no-build-isolation --no-cache-dir --wheel-dir "$folder/wheels" horovod==0.28.1
 fi
 

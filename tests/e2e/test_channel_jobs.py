@@ -18,7 +18,7 @@ import pytest
 from local_job import wait_until
 from sagemaker_cluster import RUN_DIR, Channel, End, SageMakerCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
 FILES = {f"part-{i:02}": "\n".join(map(str, range(20 * i, 20 * i + 20))).encode() for i in range(12)}
 ROWS = dict.fromkeys(range(240), 1)

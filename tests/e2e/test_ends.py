@@ -20,6 +20,7 @@ SEEDS = range(int(os.environ.get("HETERO_CHAOS_SEEDS", "2")))
 
 
 @pytest.mark.slow
+@pytest.mark.hosts
 @pytest.mark.timeout(1200)
 def test_every_end_is_as_the_table_says(tmp_path: Path) -> None:
     """One test for all cells, because they mostly wait and so run beside each other."""
@@ -32,6 +33,7 @@ def test_every_end_is_as_the_table_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.hosts
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_faults_end_as_they_may(tmp_path: Path, seed: int) -> None:

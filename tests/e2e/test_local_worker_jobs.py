@@ -16,7 +16,7 @@ from local_job import REPOSITORY, LocalJob, wait_until
 
 from hetero.process.priority import LOWEST
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 JOBS = Path(__file__).parent / "jobs" / "spare.py"
 JOB_OF = {"grpc": "slow", "tf_data": "graph"}
 ROWS, PIECES = 100, 12

@@ -26,6 +26,7 @@ UNSORTED = ["algo-4", "algo-2", "algo-1", "algo-3"]  # trainers algo-4, where mp
 LEASE_S = 5
 SLEEP_S = 31  # of the toolkit, on a trainer host without mpirun, after orted has ended
 pytestmark = [
+    pytest.mark.hosts,
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs mpirun: apt-get install openmpi-bin"),
     pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="needs sshd: apt-get install openssh-server"),

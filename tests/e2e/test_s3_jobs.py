@@ -15,7 +15,7 @@ from namespace_hosts import run
 from s3_server import S3Server
 from sagemaker_cluster import SageMakerCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
 JOB = f"{Path(__file__).parent / 'jobs' / 'records.py'}:job"
 CONTAINER_ENDPOINT = "169.254.170.2"  # fixed by AWS

@@ -11,7 +11,7 @@ import pytest
 from local_job import wait_until
 from sagemaker_cluster import RUN_DIR, End, SageMakerCluster
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.hosts]
 
 ROWS = dict.fromkeys(range(400), 1)  # what both jobs make: 8 splits of 50 rows
 SHAPES = [pytest.param(1, id="1 trainer"), pytest.param(2, id="2 trainers")]

@@ -18,7 +18,7 @@ import hetero
 job = hetero.Job(
     "numbers",
     engine="grpc",
-    framework="torch",  # its ranks need neither TensorFlow nor Horovod
+    framework="torch",  # its ranks load neither TensorFlow nor Horovod's library
     batch_size=8,
     rows=50,
     pieces=8,
