@@ -24,7 +24,7 @@ if HOST.startswith("data") and Path(os.environ.get("SPARE_BROKEN", "/none")).exi
 slow = hetero.Job(
     "slow",
     engine="grpc",
-    framework="torch",  # its ranks need neither TensorFlow nor Horovod
+    framework="torch",  # its ranks load neither TensorFlow nor Horovod's library
     batch_size=10,
     rows=100,
     pieces=12,

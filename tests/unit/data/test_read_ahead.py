@@ -6,9 +6,9 @@ import threading
 
 import numpy as np
 import pytest
+from epoch_ranks import DEADLINE_S, Ranks, check_epochs, opener, take_epochs, uneven
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_epoch import DEADLINE_S, Ranks, check_epochs, opener, take_epochs, uneven
 
 from hetero.data.epoch import InputStream
 from hetero.data.local import local_opener
