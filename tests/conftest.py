@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Generator, Iterator
 from typing import Any
@@ -22,6 +23,9 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
 
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup: processes that tests start would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MARK = f"pytest-{os.getpid()}-{time.monotonic_ns()}"
 
