@@ -7,15 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+# The file is missing where the kernel does not weigh sessions, and empty for the session that the system started with.
 CODE = """
 import os
+from pathlib import Path
 from hetero.process.priority import yield_to_others
+AUTOGROUP = Path("/proc/self/autogroup")
 yield_to_others()
 print(os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), open("/proc/self/oom_score_adj").read().strip())
-try:
-    print(open("/proc/self/autogroup").read().split()[-1])
-except OSError:
-    print("none")
+print((AUTOGROUP.read_text() if AUTOGROUP.exists() else "").split()[-1:])
 """
 
 
@@ -24,11 +24,11 @@ def test_a_child_and_its_session_sink_to_the_lowest_priority() -> None:
                            start_new_session=True)  # fmt: skip
     first, weight = child.stdout.splitlines()
     assert first.split() == ["19", str(os.SCHED_BATCH), "500"]
-    assert weight in ("19", "none")
+    assert weight in ("['19']", "[]")
 
 
 def test_what_the_system_does_not_have_is_left_out(tmp_path: Path) -> None:
-    folder = f"__import__('pathlib').Path({str(tmp_path / 'no')!r})"
+    folder = f"Path({str(tmp_path / 'no')!r})"
     code = CODE.replace("yield_to_others()", f"yield_to_others({folder})")
     child = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     assert child.stdout.startswith("19 ")
