@@ -87,7 +87,7 @@ class Topology:
 
     @property
     def chief(self) -> Host:
-        """The first trainer host: holds rank 0 and the rendezvous."""
+        """The first trainer host. It holds rank 0 and the rendezvous, unless mpirun starts the ranks."""
         return self.trainers[0]
 
     @property
