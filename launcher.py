@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # the source directory may not be installed as a package
 
-from hetero.launcher import main
+from hetero.launcher import launch
 
 if __name__ == "__main__":
-    sys.exit(main())
+    launch()

@@ -6,16 +6,14 @@ coordinator, and dies with its launcher. Whatever ends it is written where the l
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
 import sys
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from hetero.errors import DataServiceLost, HeteroError
 from hetero.host import (
@@ -32,6 +30,7 @@ from hetero.process import memory_folder
 from hetero.process.child import die_with_parent
 from hetero.process.failure import record_exception
 from hetero.process.heap import give_back_freed_memory, share_one_heap
+from hetero.process.leaving import leave
 from hetero.process.priority import yield_to_others
 from hetero.topology import Role
 from hetero.training.peers import follows_from_a_peer
@@ -237,40 +236,6 @@ _MAINS: Mapping[str, Callable[..., None]] = {
     "rank": run_rank,
     "lister": run_lister,
 }
-
-
-EXIT_HANDLERS_S = {True: 5.0, False: 1.0}
-"""How long handlers that libraries and the job registered with `atexit` may take, after success and after a failure.
-
-After a failure peers wait to hear of it, and a handler may itself wait for a peer that is gone.
-"""
-
-
-def leave(code: int) -> NoReturn:
-    """End this process: exit handlers, then at once.
-
-    Not by sys.exit: clients of tf.data service can delay the interpreter's own end by 20 s, and tensorflow-io aborts in
-    it once it has read from S3.
-    """
-
-    def flush() -> None:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
-                stream.flush()
-
-    def give_up() -> None:
-        flush()
-        os._exit(code)
-
-    watchdog = threading.Timer(EXIT_HANDLERS_S[code == 0], give_up)
-    watchdog.daemon = True
-    try:
-        watchdog.start()
-    except RuntimeError:  # no memory for a thread: then the handlers cannot be bounded
-        give_up()
-    atexit._run_exitfuncs()  # noqa: SLF001  there is no public way to run them without ending the interpreter
-    flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":

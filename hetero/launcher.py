@@ -11,10 +11,12 @@ import os
 import signal
 import sys
 import time
+import traceback
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from hetero import clusters
 from hetero.clusters import local
@@ -31,6 +33,7 @@ from hetero.process.child import PARENT_PID, die_with_parent
 from hetero.process.console import Console
 from hetero.process.cpu_quota import available_cpus
 from hetero.process.failure import Failure, sagemaker_text
+from hetero.process.leaving import leave
 from hetero.process.parent import PARENT_GONE, watch_parent
 from hetero.process.starter import end_starter
 from hetero.process.supervisor import Supervisor
@@ -174,5 +177,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code
 
 
+def launch() -> NoReturn:
+    """Run this host's part of the job and end the process with its exit code; what a host's entry point calls."""
+    try:
+        code = main()
+    except SystemExit as error:  # a signal, before there was anything to end
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    leave(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    launch()

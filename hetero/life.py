@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from hetero import clusters
 from hetero.control.farewells import FAREWELL_S, left_s, patience_s
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
-from hetero.errors import HeteroError, PeerNeverCame, SettingsError, Stopped
+from hetero.errors import HeteroError, PeerNeverCame, Stopped
 from hetero.frozen import FrozenServices
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, feed_key, open_tasks, worker_key
 from hetero.plan import HostPlan
@@ -27,6 +27,7 @@ from hetero.process import memory_folder
 from hetero.process.child import ChildSpec
 from hetero.process.failure import Failure, sagemaker_text
 from hetero.process.group import ChildEnded
+from hetero.process.last_words import LastWords
 from hetero.process.parent import PARENT_GONE
 from hetero.process.supervisor import Supervisor
 from hetero.rundir import write_json_atomic
@@ -114,6 +115,7 @@ class HostLife:
         pulses = {name: self._run.pulse(config.host, name) for name in services}
         self._frozen = FrozenServices(pulses, self._settings.lease_s)
         self._hosts_coordinator = plan.runs_coordinator
+        self._last_words: LastWords | None = None
 
     def run(self) -> tuple[int, Failure | None]:
         """Live this host's life; return the launcher's exit code and the failure behind it, if there is one."""
@@ -121,6 +123,8 @@ class HostLife:
             signal.signal(signum, lambda number, _frame: self._on_signal(number))
         if callable(signal.getsignal(PARENT_GONE)):  # the launcher watches its parent
             signal.signal(PARENT_GONE, lambda *_: self._supervisor.post(SignalReceived(signal.SIGTERM, _ORPHANED)))
+        if (path := clusters.failure_file(os.environ)) is not None:
+            self._last_words = LastWords(path, self._run.path / f".{self._config.run_id}.reserve")
         try:
             self._make_work_folder()
             for spec in self._plan.processes:
@@ -132,12 +136,7 @@ class HostLife:
         return self._leave(ending)
 
     def _make_work_folder(self) -> None:
-        work = self._run.work(self._config.host)
-        try:
-            work.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            problem = f"cannot make {work}: {error.strerror}. Give a --run-dir that can be written"
-            raise SettingsError([problem]) from error
+        self._run.make_work(self._config.host)
         if self._plan.of_kind(ProcessKind.DISPATCHER):
             folder = memory_folder.make(self._config.run_id)
             if folder is not None:
@@ -361,6 +360,8 @@ class HostLife:
         except OSError as error:  # a full disk changes nothing about how the job ended
             with contextlib.suppress(OSError):
                 print(f"cannot write what the run leaves in {self._run.path}: {error}", flush=True)
+        if self._last_words is not None:
+            self._last_words.close()
         return ending.exit_code, ending.cause
 
     def _wait_for_farewells(self) -> None:
@@ -380,11 +381,11 @@ class HostLife:
         """Write the cause where it is looked for; the chief's word is the last one. May be repeated."""
         if ending.cause is None:
             return
-        chief, path = self._config.is_chief, clusters.failure_file(os.environ)
-        if path is not None and ending.exit_code:
+        chief, words = self._config.is_chief, self._last_words
+        if words is not None and ending.exit_code:
             with contextlib.suppress(OSError):
-                if chief or self._config.mpi is None or not path.exists():  # else it may be another launcher's
-                    path.write_text(sagemaker_text(ending.cause), encoding="utf-8")
+                if chief or self._config.mpi is None or not words.said:  # else it may be another launcher's
+                    words.write(sagemaker_text(ending.cause))
         if chief or not self._run.failure.exists():
             write_json_atomic(self._run.failure, ending.cause.to_dict())
 

@@ -127,7 +127,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("workers_per_host", int, None, "workers a data host", 1, 1024, default_text="tf_data 1, grpc one a CPU"),
     Option("local_workers", int, 0, "workers on each trainer host, for its spare CPUs", 0, 1024, words=("auto",)),
     Option("control_port", int, 16000, "coordinator", 1, 65535),
-    Option("data_port", int, 6000, "first data port", 1, 65535),
+    Option("data_port", int, None, "first data port", 1, 65535, default_text="6000; free ones for hetero run"),
     Option("start_timeout_s", float, 600.0, "seconds until every host has to be there", 0.1, 7 * _DAY_S),
     Option("lease_s", float, 30.0, "seconds without a sign of life until a host is lost", 0.2, _DAY_S),
     Option("grace_s", float, 10.0, "seconds between asking a process to end and killing it", 0.0, 3600.0),

@@ -29,6 +29,7 @@ LISTER = ProcessSpec(
     restarts=SERVICE_RESTARTS,
 )
 _LAST_PORT = 65535
+_DATA_PORT = 6000
 
 
 @dataclass(frozen=True)
@@ -274,14 +275,19 @@ def _rank(index: int) -> ProcessSpec:
 def _first_port(topology: Topology, settings: Settings, ports: int, host: Host) -> int:
     """Return the first data port of a data host: virtual hosts at one address get ranges one after the other."""
     same_address = [other for other in topology.data if other.address == host.address]
-    return settings.data_port + same_address.index(host) * ports
+    return _data_port(topology, settings) + same_address.index(host) * ports
 
 
 def _local_port(topology: Topology, settings: Settings, ports: int, local_ports: int, host: Host) -> int:
     """Return the first port of a trainer host's local workers: after those of virtual hosts at the same address."""
     data = [other for other in topology.data if other.address == host.address]
     trainers = [other for other in topology.trainers if other.address == host.address]
-    return settings.data_port + len(data) * ports + trainers.index(host) * local_ports
+    return _data_port(topology, settings) + len(data) * ports + trainers.index(host) * local_ports
+
+
+def _data_port(topology: Topology, settings: Settings) -> int:
+    """Return the first data port of the cluster."""
+    return settings.data_port or topology.data_port or _DATA_PORT
 
 
 def _check_ports(topology: Topology, settings: Settings, ports: int, local_ports: int, control_port: int) -> None:
@@ -292,17 +298,18 @@ def _check_ports(topology: Topology, settings: Settings, ports: int, local_ports
         local_ports: How many the local workers of each trainer host take.
     """
     problems = []
+    data_port = _data_port(topology, settings)
     taken = [(host, _first_port(topology, settings, ports, host), ports) for host in topology.data]
     if local_ports:
         local = [(host, _local_port(topology, settings, ports, local_ports, host)) for host in topology.trainers]
         taken += [(host, first, local_ports) for host, first in local]
     last = max(first + count - 1 for _, first, count in taken)
     if last > _LAST_PORT:
-        needed = last - settings.data_port
+        needed = last - data_port
         why = f"with --workers-per-host {ports - 1}" if ports > 1 else f"for {len(topology.data)} data hosts"
         why += f" and --local-workers {settings.local_workers}" if local_ports else ""
         problems.append(
-            f"--data-port is {settings.data_port}, which {why} takes ports up to {last}; "
+            f"--data-port is {data_port}, which {why} takes ports up to {last}; "
             f"it needs {needed} ports below {_LAST_PORT + 1}: give --data-port {max(1, _LAST_PORT - needed)} or less."
         )
     for host, first, count in taken:

@@ -94,6 +94,15 @@ class RunDir:
         """Scratch space of a host: journals, ports, error files, results of ranks."""
         return self.path / "work" / host
 
+    def make_work(self, host: str) -> None:
+        """Make a host's scratch space; raise SettingsError if that cannot be done."""
+        work = self.work(host)
+        try:
+            work.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"cannot make {work}: {error.strerror}. Give a --run-dir that can be written"
+            raise SettingsError([problem]) from error
+
     def error(self, host: str, process: str) -> Path:
         """Where a process writes the exception that ends it."""
         return self.work(host) / f"{process}.error.json"

@@ -47,7 +47,7 @@ class Settings:
     workers_per_host: int | None = None
     local_workers: int | str = 0
     control_port: int = 16000
-    data_port: int = 6000
+    data_port: int | None = None
     start_timeout_s: float = 600.0
     lease_s: float = 30.0
     grace_s: float = 10.0

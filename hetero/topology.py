@@ -68,6 +68,7 @@ class Topology:
         source: Where this was read, for messages.
         container: Each host is a machine or container with a network of its own.
         control_port: Port that the cluster's description fixes for the coordinator; None leaves it to the settings.
+        data_port: First data port where the settings name none; None: the usual one.
         mark: What tells this cluster from another of the same hosts, where its description has something.
     """
 
@@ -78,6 +79,7 @@ class Topology:
     source: str
     container: bool = False
     control_port: int | None = None
+    data_port: int | None = None
     mark: str = ""
 
     @property
@@ -144,6 +146,7 @@ def build_topology(  # noqa: PLR0917 - the six facts of a cluster, in the order 
     *,
     container: bool = False,
     control_port: int | None = None,
+    data_port: int | None = None,
     mark: str = "",
     addresses: Mapping[str, str] | None = None,
     cpus: Mapping[str, tuple[int, ...]] | None = None,
@@ -161,6 +164,7 @@ def build_topology(  # noqa: PLR0917 - the six facts of a cluster, in the order 
         source: Where the groups were read, for messages.
         container: See `Topology`.
         control_port: See `Topology`.
+        data_port: See `Topology`.
         mark: See `Topology`.
         addresses: Address of a host where it is not its name.
         cpus: CPUs that a host is pinned to.
@@ -198,6 +202,7 @@ def build_topology(  # noqa: PLR0917 - the six facts of a cluster, in the order 
         source=source,
         container=container,
         control_port=control_port,
+        data_port=data_port,
         mark=mark,
     )
 

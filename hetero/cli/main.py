@@ -18,6 +18,7 @@ from hetero.cli.demo_command import demo
 from hetero.cli.run_command import CONTEXT_SETTINGS, run
 from hetero.cli.status_command import status
 from hetero.errors import HeteroError
+from hetero.process.leaving import leave
 
 app = typer.Typer(
     name="hetero",
@@ -57,6 +58,8 @@ def main() -> None:
     sys.path.append("")  # `--job package.module:name` is looked for in the current folder too, as launchers do
     try:
         app(standalone_mode=True)
+    except SystemExit as error:
+        leave(error.code if isinstance(error.code, int) else int(error.code is not None))
     except BrokenPipeError:
         os._exit(128 + signal.SIGPIPE)  # the reader of our output left; closing stdout would only fail again
     except (HeteroError, OSError) as error:
@@ -64,4 +67,4 @@ def main() -> None:
             traceback.print_exc()
         else:
             Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(error.exit_code if isinstance(error, HeteroError) else 1)
+        leave(error.exit_code if isinstance(error, HeteroError) else 1)

@@ -14,7 +14,7 @@ import re
 import socket
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,9 @@ LOOPBACK = "127.0.0.1"
 _KIND = "hetero-local-cluster"
 _MOST_CPUS = 4096
 # Below the range that Linux takes the ports of outgoing connections from (32768 on), so that none is taken by chance.
-_PORTS = range(16_000, 32_000)
+_PORTS = range(16_000, 20_000)
+_DATA_PORTS = range(20_000, 31_000)
+_MOST_DATA_PORTS = 1_000  # that a cluster on one machine is expected to use
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,14 @@ class LocalCluster:
         data_hosts: Names of its data hosts.
         trainer_hosts: Names of its trainer hosts.
         control_port: Port of the coordinator.
+        data_port: First data port, unless the settings name one.
     """
 
     path: Path
     data_hosts: tuple[str, ...]
     trainer_hosts: tuple[str, ...]
     control_port: int
+    data_port: int
 
     @classmethod
     def create(
@@ -91,6 +95,7 @@ class LocalCluster:
             data_hosts=tuple(f"data-{n}" for n in range(1, data_hosts + 1)),
             trainer_hosts=tuple(f"trainer-{n}" for n in range(1, trainer_hosts + 1)),
             control_port=port,
+            data_port=_free_data_port(port),
         )
         groups = [
             _group_entry(data_group, cluster.data_hosts, data_cpus),
@@ -99,6 +104,7 @@ class LocalCluster:
         content = {
             "kind": _KIND,
             "control_port": port,
+            "data_port": cluster.data_port,
             "mark": uuid.uuid4().hex,
             "network_interface_name": "lo",
             "instance_groups": [group for group in groups if group["hosts"]],
@@ -164,9 +170,8 @@ def parse(
     """
     if not is_local_cluster(config):
         raise TopologyError(f"{source} has kind {config.get('kind')!r}; the file of a local cluster has {_KIND!r}.")
-    port = config.get("control_port")
-    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
-        raise TopologyError(f"{source}: control_port is {port!r}; it needs a port from 1 to 65535.")
+    port = _port(config, "control_port", source)
+    data_port = _port(config, "data_port", source) if config.get("data_port") is not None else None
     interface = config.get("network_interface_name")
     if interface is not None and not isinstance(interface, str):
         raise TopologyError(f"{source}: network_interface_name is {interface!r}; it needs a text.")
@@ -195,6 +200,7 @@ def parse(
         interface or None,
         source,
         control_port=port,
+        data_port=data_port,
         mark=str(config.get("mark", "")),
         addresses=addresses,
         cpus=cpus,
@@ -246,20 +252,37 @@ def pin(cpus: tuple[int, ...] | None) -> str | None:
     return None
 
 
-def free_port(address: str = LOOPBACK) -> int:
-    """Return a port on which nobody listens now.
+def free_port(address: str = LOOPBACK, ports: Sequence[int] = _PORTS) -> int:
+    """Return a port on which nobody listens now, one of `ports`.
 
     Raises:
         TopologyError: None was found.
     """
-    for port in random.sample(_PORTS, 200):
+    for port in random.sample(ports, min(200, len(ports))):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             try:
                 probe.bind((address, port))
             except OSError:
                 continue
             return port
-    raise TopologyError(f"No free port on {address} among 200 tried from {_PORTS[0]} to {_PORTS[-1]}; free some.")
+    raise TopologyError(f"No free port on {address} among 200 tried from {ports[0]} to {ports[-1]}; free some.")
+
+
+def _free_data_port(control_port: int) -> int:
+    """Return where the data ports of a cluster begin: somewhere else than those of other clusters of this machine.
+
+    tf.data service knows no jobs: whoever asks at a worker's port is served, and the numbers by which elements are
+    asked for are the same in every job. If all clusters began at one port, a cluster that has just lost a worker would
+    take its elements from the worker that another one has started on the same port meanwhile.
+    """
+    return free_port(ports=[port for port in _DATA_PORTS if not port <= control_port < port + _MOST_DATA_PORTS])
+
+
+def _port(config: Mapping[str, object], key: str, source: str) -> int:
+    port = config.get(key)
+    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
+        raise TopologyError(f"{source}: {key} is {port!r}; it needs a port from 1 to 65535.")
+    return port
 
 
 def _group_entry(name: str, hosts: tuple[str, ...], cpus: tuple[int, ...] | None) -> dict[str, object]:

@@ -148,7 +148,7 @@ if __name__ == "__main__":
 
 
 def test_the_processes_of_hetero_leave_with_their_own_code_whoever_loaded_tensorflow_io(server: S3Server) -> None:
-    done = server.run(f"import tensorflow_io; {READ}from hetero.children import leave; leave(7)")
+    done = server.run(f"import tensorflow_io; {READ}from hetero.process.leaving import leave; leave(7)")
     assert (done.returncode, done.stdout) == (7, "well\n"), done.stderr
     assert "pure virtual" not in done.stderr
 

@@ -7,6 +7,7 @@ that only have to end well run at the same time.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -171,6 +172,18 @@ def test_mpirun_that_is_stopped_ends_the_job(tmp_path: Path) -> None:
         mpirun.send_signal(signal.SIGTERM)
         ends = cluster.wait(LEASE_S + 10)
         failed(cluster, ends, "Stopped: stopped by SIGTERM: mpirun does so")
+
+
+def test_a_job_that_is_stopped_leaves_its_checkpoint_under_mpirun_too(tmp_path: Path) -> None:
+    settings = {"grace-s": 8, "sagemaker_mpi_custom_mpi_options": "-mca odls_base_sigkill_timeout 10"}
+    cluster = grpc(tmp_path, settings, job="stops.py")
+    with running(cluster):
+        cluster.wait_for_steps(3)
+        launcher(cluster, "algo-1", 1).send_signal(signal.SIGTERM)
+        ends = cluster.wait(60)
+        failed(cluster, ends, "Stopped: stopped by SIGTERM", "a checkpoint was written at epoch 0, step")
+        weights = json.loads((cluster.folder("algo-1") / "checkpoints" / "weights-0.json").read_text())
+        assert weights[0] == weights[1] > 0  # those of whole steps
 
 
 def test_a_trainer_host_without_mpirun_that_fails_or_vanishes_ends_the_job(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hetero.errors import SettingsError
@@ -52,6 +54,12 @@ def test_a_homogeneous_job_has_ranks_and_the_coordinator_on_the_chief():
     assert names(plans["t-1"]) == ["coordinator", "rank-0"]
     assert names(plans["t-2"]) == ["rank-0"]
     assert plans["t-2"].control_address == "t-1:16000"
+
+
+def test_the_settings_data_port_comes_before_that_of_the_cluster():
+    topology = replace(cluster(1, 1), data_port=21_000)
+    assert [process.port for process in planned(topology)["d-1"].processes] == [16000, 21000, 21001]
+    assert [process.port for process in planned(topology, data_port=7000)["d-1"].processes] == [16000, 7000, 7001]
 
 
 def test_ports_are_the_preferred_ones():

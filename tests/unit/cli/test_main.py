@@ -127,6 +127,7 @@ def test_every_error_is_one_message_with_its_exit_code(
         raise error
 
     monkeypatch.setattr(main_module, "app", fail)
+    monkeypatch.setattr(main_module, "leave", sys.exit)
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == code

@@ -30,6 +30,7 @@ def test_every_virtual_host_reads_its_part(tmp_path):
         assert topology.current.address == "127.0.0.1"
         assert topology.current.cpus == ((1,) if name.startswith("data") else (0,))
         assert topology.control_port == cluster.control_port
+        assert topology.data_port == cluster.data_port
         assert topology.interface == "lo"
         assert not topology.container
         assert topology.coordinator_host.name == "data-1"
@@ -79,6 +80,7 @@ def test_a_missing_or_unknown_host_is_named(tmp_path):
         ({"kind": "x"}, "kind 'x'"),
         ({"control_port": 0}, "control_port is 0"),
         ({"control_port": True}, "control_port is True"),
+        ({"data_port": 65536}, "data_port is 65536"),
         ({"network_interface_name": 1}, "network_interface_name is 1"),
         ({"instance_groups": {}}, "instance_groups is {}"),
         ({"instance_groups": []}, "no instance group"),
@@ -116,6 +118,22 @@ def test_the_control_port_is_free_or_the_one_given(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", create(tmp_path).control_port))
     assert create(tmp_path, control_port=17).control_port == 17
+
+
+def test_clusters_of_one_machine_keep_their_data_ports_apart(tmp_path):
+    clusters = [create(tmp_path / str(number), control_port=20_500) for number in range(5)]
+    assert len({cluster.data_port for cluster in clusters}) == 5
+    for cluster in clusters:
+        assert not cluster.data_port <= 20_500 < cluster.data_port + 500
+        assert cluster.data_port < 32_768 - 500, "where the system takes ports of outgoing connections from"
+
+
+def test_a_file_without_a_data_port_leaves_it_to_the_settings(tmp_path):
+    cluster = create(tmp_path)
+    content = json.loads(cluster.path.read_text())
+    del content["data_port"]
+    cluster.path.write_text(json.dumps(content))
+    assert detect(cluster.environ("data-1"), SETTINGS).data_port is None
 
 
 @pytest.mark.parametrize(
