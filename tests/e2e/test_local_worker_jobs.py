@@ -224,6 +224,7 @@ def on_an_idle_machine(job: LocalJob) -> LocalJob:
     return job
 
 
+@pytest.mark.quiet
 @both_engines
 def test_auto_starts_workers_for_a_job_that_waits_for_input(tmp_path: Path, engine: str) -> None:
     with on_an_idle_machine(job_of(tmp_path, engine, "--local-workers=auto", "--rows=700")) as job:
@@ -237,6 +238,7 @@ def test_auto_starts_workers_for_a_job_that_waits_for_input(tmp_path: Path, engi
         assert ["starting 1: ranks wait" in said[0], "keeping 1: " in said[1], len(said)] == [True, True, 2]
 
 
+@pytest.mark.quiet
 def test_auto_starts_none_for_a_job_that_computes(tmp_path: Path) -> None:
     options = ("--local-workers=auto", "--step-s=0.1")
     with on_an_idle_machine(job_of(tmp_path, "grpc", *options, prepare_s=0.0)) as job:
@@ -248,6 +250,7 @@ def test_auto_starts_none_for_a_job_that_computes(tmp_path: Path) -> None:
         assert len(workers(job)) == 1
 
 
+@pytest.mark.quiet
 def test_auto_stops_workers_that_do_not_help_and_no_row_is_lost(tmp_path: Path) -> None:
     options = ("--local-workers=auto", "--rows=300", f"--turns={tmp_path / 'turns'}")
     with on_an_idle_machine(job_of(tmp_path, "grpc", *options, prepare_s=0.05)) as job:
