@@ -17,6 +17,7 @@ from hetero.control.state import (
     HostReport,
     JobState,
     Outcome,
+    Phase,
     cause_to_json,
     outcome_to_proto,
     report_to_proto,
@@ -149,7 +150,7 @@ class ControlClient:
 
         Args:
             predicate: Says whether a state is the one waited for.
-            timeout_s: How long to wait.
+            timeout_s: How long to wait; twice as long where the job still waits for hosts then.
             what: What is waited for, for the message: "the dispatcher".
             check: Called several times a second while waiting; may raise to give up.
 
@@ -161,14 +162,17 @@ class ControlClient:
             Unauthorised: The coordinator refused the token.
         """
         self.watch()
-        deadline_s = time.monotonic() + timeout_s
+        began_s = time.monotonic()
         while True:
             with self._lock:
                 if self._state is not None and (predicate(self._state) or self._state.ended):
                     return self._state
                 if self._refused is not None:
                     raise self._refused
-                left_s = deadline_s - time.monotonic()
+                # As long as hosts are missing it is the coordinator that gives up in time, and knows which ones.
+                waits_for_hosts = self._state is not None and self._state.phase is Phase.WAITING
+                limit_s = 2 * timeout_s if waits_for_hosts else timeout_s
+                left_s = began_s + limit_s - time.monotonic()
                 if left_s <= 0:
                     break
                 self._lock.wait(min(left_s, CHECK_INTERVAL_S))
@@ -178,7 +182,7 @@ class ControlClient:
         silence = f"the coordinator did not answer{trouble}"
         seen = silence if self._state is None else f"the job is {self._state.phase.value}"
         raise PeerNeverCame(
-            f"{what} did not come within {timeout_s:g} s; {seen}. Look at the logs of the other hosts, "
+            f"{what} did not come within {limit_s:g} s; {seen}. Look at the logs of the other hosts, "
             f"`hetero status {self.address}` lists them."
         )
 

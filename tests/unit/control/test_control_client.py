@@ -283,8 +283,15 @@ def test_a_huge_cause_still_arrives(start_coordinator, make_client):
 
 def test_waiting_in_vain_names_what_was_waited_for(start_coordinator, make_client):
     client = make_client(start_coordinator().address)
-    with pytest.raises(PeerNeverCame, match=r"the dispatcher did not come within 0.2 s; the job is waiting"):
+    with pytest.raises(PeerNeverCame, match=r"the dispatcher did not come within 0.4 s; the job is waiting"):
         client.wait_for(lambda s: "dispatcher" in s.endpoints, 0.2, "the dispatcher")
+
+
+def test_as_long_as_hosts_are_missing_the_coordinator_is_the_one_who_gives_up(start_coordinator, make_client):
+    client = make_client(start_coordinator(start_timeout_s=1.0).address)
+    state = client.wait_for(lambda s: "rendezvous" in s.endpoints, 0.7, "rendezvous")
+    assert state.outcome is Outcome.NEVER_STARTED
+    assert "training did not start within 1 s" in state.cause["message"]
 
 
 def test_a_broken_callback_does_not_end_the_watch(start_coordinator, make_client):
