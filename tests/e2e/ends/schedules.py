@@ -58,13 +58,13 @@ def run_schedule(seed: int, folder: Path, engine: str = "grpc") -> Verdict:
         scene = Scene(cluster, folder)
         with scene.clean_up:
             try:
-                _play(scene, planned, float(options["start-timeout-s"]))
+                hosts_started_s = _play(scene, planned, float(options["start-timeout-s"]))
                 ends = cluster.wait(START_S)
             except AssertionError as error:
                 verdict.note("hang", str(error))
             else:
                 collect(scene, ends, planned, verdict)
-                judge(scene, planned, verdict, engine, started_s)
+                judge(scene, planned, verdict, engine, hosts_started_s)
             if verdict.wrong:
                 verdict.logs = cluster.logs()
     verdict.faults = [str(one) for one in planned]
@@ -72,8 +72,12 @@ def run_schedule(seed: int, folder: Path, engine: str = "grpc") -> Verdict:
     return verdict
 
 
-def _play(scene: Scene, planned: list[Planned], start_timeout_s: float) -> None:
-    """Start the hosts and let every fault come at its moment; return when all have come."""
+def _play(scene: Scene, planned: list[Planned], start_timeout_s: float) -> float:
+    """Start the hosts and let every fault come at its moment.
+
+    Returns:
+        When the last host was started, monotonic seconds; all faults have come by the return.
+    """
     cluster, hosts = scene.cluster, by_part(scene.cluster)
     for part, host in hosts.items():
         needs = {one.kind.needs for one in planned if one.kind.on == part}
@@ -89,6 +93,7 @@ def _play(scene: Scene, planned: list[Planned], start_timeout_s: float) -> None:
         thread.start()
     for thread in threads:
         thread.join(START_S)
+    return started_s
 
 
 def _inject(scene: Scene, one: Planned, host: str, started_s: float, start_timeout_s: float) -> None:
