@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hetero import clusters
+from hetero.control.channel import unresolved
 from hetero.control.farewells import FAREWELL_S, left_s, patience_s
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
 from hetero.errors import HeteroError, PeerNeverCame, Stopped
@@ -337,10 +338,10 @@ class HostLife:
 
     def _no_coordinator(self) -> PeerNeverCame:
         self._tell_timeout_s = UNHEARD_TIMEOUT_S
-        host = self._topology.coordinator_host
+        why = f"host {self._topology.coordinator_host.name} did not come, or --control-port differs between hosts"
         return PeerNeverCame(
             f"No coordinator answered at {self._config.control_address} within {self._settings.start_timeout_s:g} s: "
-            f"host {host.name} did not come, or --control-port differs between hosts. See that host's log."
+            f"{unresolved(self._config.control_address) or why}. See that host's log."
         )
 
     def _leave(self, ending: Ending) -> tuple[int, Failure | None]:

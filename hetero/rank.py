@@ -177,7 +177,7 @@ class Rank:
             params=settings.params,
             channels=config.channels(),
             seed=settings.seed,
-            model_dir=Path(settings.model_dir) if settings.model_dir else run.path / "model",
+            model_dir=self._make_model_dir(),
             run_dir=run.path,
             host=config.host,
             checkpoint_folder=Path(settings.checkpoint_dir) if settings.checkpoint_dir else run.path / "checkpoints",
@@ -231,6 +231,13 @@ class Rank:
             follows_from_a_peer=follows_from_a_peer,
             report=report,
         )
+
+    def _make_model_dir(self) -> Path:
+        given = self._config.settings.model_dir
+        folder = Path(given) if given else self._config.run().path / "model"
+        with contextlib.suppress(OSError):  # it is the job that needs it, or not
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _wait_for(self, what: str, ready: Callable[[JobState], bool]) -> JobState:
         """Wait for a peer; raise what ended the job if it ends first."""

@@ -239,7 +239,7 @@ def checkpoint_outcome(path: Path | None, exit_code: int, chief: str) -> str:
     except (OSError, ValueError):
         said = None
     if said is None:
-        return "no checkpoint was written, since the job has none (ctx.on_stop)" if stopped else ""
+        return "no checkpoint was written, since the job had registered none (ctx.on_stop)" if stopped else ""
     if said["written"]:
         at = "before the first step" if said["step"] is None else f"at epoch {said['epoch']}, step {said['step']}"
         return f"a checkpoint was written {at} in {said['seconds']:.1f} s"

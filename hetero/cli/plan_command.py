@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hetero.clusters import detect, from_file
 from hetero.job_file import read_declaration
-from hetero.options import options_help
+from hetero.options import likely_misspelt, options_help
 from hetero.plan import Hardware, HostPlan, plan_cluster
 from hetero.process.cpu_quota import available_cpus
 from hetero.settings import Settings, find_job, resolve, resolve_engine
@@ -39,7 +39,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print which processes each host would run, and start none of them."""
-    settings, engine, cluster = _prepare(context.args, topology, host)
+    settings, engine, cluster, warnings = _prepare(context.args, topology, host)
+    for line in warnings:
+        typer.echo(f"warning: {line}", err=True)
     plans = plan_cluster(cluster, settings, engine, Hardware(cpus=available_cpus(), gpus=0))
     shown = [one for one in plans if host is None or one.host.name == host]
     if as_json:
@@ -87,8 +89,8 @@ def as_values(topology: Topology, settings: Settings, engine: str, plans: Sequen
     }
 
 
-def _prepare(argv: Sequence[str], path: Path | None, host: str | None) -> tuple[Settings, str, Topology]:
-    """Settle settings, engine and topology as a launcher would."""
+def _prepare(argv: Sequence[str], path: Path | None, host: str | None) -> tuple[Settings, str, Topology, list[str]]:
+    """Settle settings, engine and topology as a launcher would; and say what looks misspelt."""
     job = find_job(argv, os.environ)
     declaration = read_declaration(job) if job else None
     defaults = declaration.defaults if declaration else None
@@ -96,7 +98,8 @@ def _prepare(argv: Sequence[str], path: Path | None, host: str | None) -> tuple[
     cluster = from_file(path, settings, host) if path else detect(os.environ, settings)
     if host is not None:
         cluster = cluster.seen_from(host)
-    return settings, resolve_engine(settings, cluster, declaration.engine if declaration else None), cluster
+    warnings = likely_misspelt([name for name in settings.params if name not in (defaults or {})])
+    return settings, resolve_engine(settings, cluster, declaration.engine if declaration else None), cluster, warnings
 
 
 def _process_values(host: HostPlan, process: ProcessSpec) -> dict[str, object]:
@@ -142,6 +145,8 @@ def _summary(topology: Topology, settings: Settings, plans: Sequence[HostPlan], 
     ]
     if settings.ranks_per_host is None:
         lines.append("Shown is one rank a trainer host; there it is one for each GPU, or --ranks-per-host.")
+    if settings.workers_per_host is None and one.engine == "grpc":
+        lines.append("Shown are as many workers a data host as this machine has CPUs; there it is one for each CPU.")
     if settings.local_workers == "auto":
         lines.append(
             "Each trainer host starts local workers once training shows that input is short and CPUs are idle: "

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from hetero.cli.cluster import ClusterSpec, HostResult, exit_code_of, run_cluster
 from hetero.clusters.local import parse_cpus
-from hetero.errors import SettingsError
+from hetero.errors import SettingsError, Stopped
 from hetero.job_file import settle
 from hetero.process.console import Console
 from hetero.rundir import RunDir, default_run_dir, read_json
@@ -58,7 +58,12 @@ def run(  # noqa: PLR0917  typer calls it by name
     folder = RunDir(settings.run_dir or default_run_dir(declaration.name))
     folder.claim()
     with Console(quiet=as_json) as console:
-        results = run_cluster(spec, folder, _without_run_dir(context.args), console)
+        try:
+            results = run_cluster(spec, folder, _without_run_dir(context.args), console)
+        except Stopped:
+            if not as_json:
+                _show_folder(folder)
+            raise
     code = exit_code_of(results, trainer_hosts)
     _show(folder, results, code, as_json=as_json)
     raise typer.Exit(code)
@@ -125,7 +130,11 @@ def _show(folder: RunDir, results: list[HostResult], code: int, *, as_json: bool
     failed = ", ".join(f"{result.host} {result.exit_code}" for result in results if result.exit_code)
     if code or failed:
         console.print(f"Exit codes: {failed or 'all 0'}. Cause: {folder.failure}", highlight=False, soft_wrap=True)
-    console.print(f"Run folder: {folder.path}", highlight=False, soft_wrap=True)
+    _show_folder(folder)
+
+
+def _show_folder(folder: RunDir) -> None:
+    RichConsole().print(f"Run folder: {folder.path}", highlight=False, soft_wrap=True)
 
 
 def summary_table(summary: dict[str, object]) -> Table:

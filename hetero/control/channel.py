@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 CALL_TIMEOUT_S = 5.0
 RETRY_FIRST_S, RETRY_FACTOR, RETRY_MOST_S = 0.05, 1.5, 0.5
 NEW_CHANNEL_AFTER_S = 5.0
+TELL_AFTER_S = 10.0
+"""A host that has looked for the coordinator for this long says so, and why it may not find it."""
 FAITHFUL_TRIES = 3
 """How often a coordinator that has answered before is tried again before another port is."""
 
@@ -130,6 +134,7 @@ class Channel:
         """
         deadline_s = time.monotonic() + timeout_s
         renew_s = time.monotonic() + NEW_CHANNEL_AFTER_S
+        tell_s = time.monotonic() + TELL_AFTER_S
         for pause_s in retry_pauses_s():
             left_s = max(0.05, deadline_s - time.monotonic())
             try:
@@ -137,6 +142,10 @@ class Channel:
             except (grpc.RpcError, ValueError) as error:  # ValueError: the channel was closed meanwhile
                 self._raise_if_final(error)
                 trouble = self._note(error)
+                if method == "Register" and time.monotonic() > tell_s:
+                    tell_s = math.inf
+                    why = unresolved(self.address) or trouble
+                    logger.warning("no coordinator answers at %s yet (%s), trying on", self.address, why)
                 if time.monotonic() + pause_s > deadline_s or self.closed:
                     raise CoordinatorUnreachable(
                         f"The coordinator at {self.address} gave no answer to {method} within {timeout_s:g} s: "
@@ -245,6 +254,16 @@ def candidates(address: str) -> tuple[str, ...]:
     """Return where a coordinator may be that is to listen at "host:port": there, or at a following port."""
     host, _, port = address.rpartition(":")
     return tuple(f"{host}:{number}" for number in range(int(port), min(int(port) + CONTROL_PORTS, 65536)))
+
+
+def unresolved(address: str) -> str:
+    """Return a sentence if the name in "host:port" cannot be resolved on this host, else an empty text."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        return f"the name {host} cannot be resolved here ({error.strerror or error}): put it into DNS or /etc/hosts"
+    return ""
 
 
 def metadata_of(token: str | None, cluster: str | None = None) -> tuple[tuple[str, str], ...]:

@@ -175,7 +175,9 @@ def test_a_job_without_a_checkpoint_ends_at_once_and_says_so(tmp_path: Path) -> 
         codes, _ = stop(job, "trainer-2")
         assert codes == {"data-1": 0, "trainer-1": 143, "trainer-2": 143}, job.outputs()
         message = job.failure()["message"]
-        assert "stopped by SIGTERM; no checkpoint was written, since the job has none (ctx.on_stop)" in message
+        assert (
+            "stopped by SIGTERM; no checkpoint was written, since the job had registered none (ctx.on_stop)" in message
+        )
 
 
 def fit_job(folder: Path, data_hosts: int, trainer_hosts: int, *options: str) -> LocalJob:

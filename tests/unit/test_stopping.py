@@ -171,7 +171,7 @@ def test_a_rank_without_a_function_to_call_and_one_whose_training_is_over_die_at
         with rank(tmp_path / mode, mode, save) as stopped:
             assert stopped.order().signal().end()[0] == -signal.SIGTERM
         assert stopped.saves == []
-        assert "the job has none" in stopped.outcome
+        assert "the job had registered none" in stopped.outcome
 
 
 def test_what_save_raises_is_reported_and_the_end_is_that_of_the_stop(tmp_path: Path) -> None:
@@ -258,13 +258,13 @@ def test_the_launcher_says_what_came_of_the_checkpoint(tmp_path: Path) -> None:
     told_elsewhere = checkpoint_outcome(None, 143, "algo-1")
     assert told_elsewhere == "whether a checkpoint was written is told on algo-1, where rank 0 is"
     assert checkpoint_outcome(None, 4, "algo-1") == checkpoint_outcome(report, 4, "algo-1") == ""
-    assert "the job has none (ctx.on_stop)" in checkpoint_outcome(report, 130, "algo-1")
+    assert "the job had registered none (ctx.on_stop)" in checkpoint_outcome(report, 130, "algo-1")
     write_json_atomic(report, {"written": None, "epoch": 0, "step": 3})
     assert "rank 0 was killed before it was done. Give a longer --grace-s" in checkpoint_outcome(report, 143, "algo-1")
     write_json_atomic(report, {"written": True, "epoch": None, "step": None, "seconds": 0.25})
     assert checkpoint_outcome(report, 4, "algo-1") == "a checkpoint was written before the first step in 0.2 s"
     report.write_text("{")
-    assert "the job has none" in checkpoint_outcome(report, 143, "algo-1")
+    assert "the job had registered none" in checkpoint_outcome(report, 143, "algo-1")
 
 
 def test_a_checkpoint_is_ordered_where_hosts_were_stopped_or_lost(tmp_path: Path) -> None:

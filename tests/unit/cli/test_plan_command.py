@@ -70,6 +70,20 @@ def test_the_table_names_processes_ports_and_fates(resources):
         assert part in text
 
 
+def test_what_looks_misspelt_is_said_beside_the_plan(resources):
+    result = CliRunner().invoke(app, ["--topology", str(resources), "--batch_sise=20", "--json"])
+    assert result.exit_code == 0
+    assert (
+        "warning: --batch-sise is no option of the run and goes to the job; did you mean --batch-size?" in result.stderr
+    )
+    assert json.loads(result.stdout)["engine"] == "tf_data"
+
+
+def test_the_workers_of_other_machines_are_not_taken_for_known(resources):
+    assert "as this machine has CPUs" in run("--topology", resources, "--engine=grpc")
+    assert "as this machine has CPUs" not in run("--topology", resources, "--engine=grpc", "--workers-per-host=3")
+
+
 def test_local_workers_are_listed_and_what_auto_may_come_to(resources, monkeypatch):
     monkeypatch.setattr("hetero.cli.plan_command.available_cpus", lambda: 4)
     text = run("--topology", resources, "--engine=grpc", "--local-workers=2")

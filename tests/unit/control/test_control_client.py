@@ -10,6 +10,7 @@ import time
 import pytest
 from control_running import DEADLINE_S, free_port, wait_until
 
+from hetero.control import channel
 from hetero.control.client import ControlClient
 from hetero.control.state import HostReport, Outcome, Phase
 from hetero.errors import (
@@ -369,3 +370,17 @@ def test_a_proxy_in_the_environment_is_ignored(spawn_coordinator, monkeypatch):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "waiting", done.stderr
+
+
+def test_a_host_says_early_why_it_may_not_find_the_coordinator(make_client, monkeypatch, caplog):
+    monkeypatch.setattr(channel, "TELL_AFTER_S", 0.2)
+    with pytest.raises(PeerNeverCame):
+        make_client("no-such-host.invalid:16000").register(RANKS, 1.5)
+    (said,) = [record.getMessage() for record in caplog.records if "yet" in record.getMessage()]
+    assert said.startswith("no coordinator answers at no-such-host.invalid:16000 yet (the name no-such-host.invalid ")
+    assert "put it into DNS or /etc/hosts" in said
+
+
+def test_names_and_addresses_that_can_be_resolved_are_no_problem():
+    for address in ("localhost:1", "127.0.0.1:1", "[::1]:1"):
+        assert channel.unresolved(address) == ""
