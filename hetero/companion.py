@@ -12,9 +12,9 @@ from collections.abc import Mapping
 
 from hetero.control.lease import Lease
 from hetero.control.state import JobState, Outcome
+from hetero.ending import Ending, Unreachable
 from hetero.errors import HeteroError
 from hetero.host import HostConfig
-from hetero.life import Ending, Unreachable
 from hetero.plan import HostPlan
 from hetero.process.supervisor import Supervisor
 from hetero.trainer_host import TrainerHostLife

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hetero.control.state import JobState, Outcome
+from hetero.ending import Ending
 from hetero.errors import ChildFailed, DataServiceLost, HeteroError, PeerNeverCame, TrainerLost
 from hetero.host import LISTING_KEY
-from hetero.life import Ending, HostLife
+from hetero.life import HostLife
 from hetero.plan import LISTER
 from hetero.process.failure import Failure
 from hetero.spec import ProcessKind, ProcessSpec

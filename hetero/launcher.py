@@ -22,7 +22,7 @@ from hetero import clusters
 from hetero.clusters import local
 from hetero.companion import CompanionLife
 from hetero.data_host import DataHostLife
-from hetero.errors import HeteroError, SettingsError
+from hetero.errors import HeteroError, SettingsError, Stopped
 from hetero.host import HostConfig
 from hetero.job_file import settle
 from hetero.life import HostLife
@@ -33,7 +33,7 @@ from hetero.process.child import PARENT_PID, die_with_parent
 from hetero.process.console import Console
 from hetero.process.cpu_quota import available_cpus
 from hetero.process.failure import Failure, sagemaker_text
-from hetero.process.leaving import leave
+from hetero.process.leaving import leave, open_standard_streams
 from hetero.process.parent import PARENT_GONE, watch_parent
 from hetero.process.starter import end_starter
 from hetero.process.supervisor import Supervisor
@@ -124,7 +124,7 @@ def _child_environment(config: HostConfig, console: Console) -> dict[str, str]:
     return environment
 
 
-def _report_failure(error: HeteroError) -> None:
+def _report_failure(error: BaseException) -> None:
     """Say what was wrong before anything was started, where SageMaker looks for it too."""
     print(f"error: {error}", file=sys.stderr, flush=True)
     path = clusters.failure_file(os.environ)
@@ -179,12 +179,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def launch() -> NoReturn:
     """Run this host's part of the job and end the process with its exit code; what a host's entry point calls."""
+    open_standard_streams()
     try:
         code = main()
-    except SystemExit as error:  # a signal, before there was anything to end
+    except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
-    except BaseException:
+        if code > 128:  # a signal, before there was anything to end
+            _report_failure(Stopped(code - 128))
+    except BaseException as error:
         traceback.print_exc()
+        _report_failure(error)
         code = 1
     leave(code)
 

@@ -13,20 +13,22 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetero import clusters
 from hetero.control.channel import unresolved
 from hetero.control.farewells import FAREWELL_S, left_s, patience_s
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
-from hetero.errors import HeteroError, PeerNeverCame, Stopped
+from hetero.ending import Ending, JoinFailed, SignalReceived, Unreachable
+from hetero.errors import ChildFailed, HeteroError, PeerNeverCame, Stopped
 from hetero.frozen import FrozenServices
 from hetero.host import CONFIG_VARIABLE, PORT_VARIABLE, PROCESS_VARIABLE, HostConfig, feed_key, open_tasks, worker_key
 from hetero.plan import HostPlan
 from hetero.process import memory_folder
 from hetero.process.child import ChildSpec
-from hetero.process.failure import Failure, sagemaker_text
+from hetero.process.failure import Failure, record_exception, sagemaker_text
 from hetero.process.group import ChildEnded
 from hetero.process.last_words import LastWords
 from hetero.process.parent import PARENT_GONE
@@ -44,45 +46,6 @@ _SERVICES = (ProcessKind.DISPATCHER, ProcessKind.FEED, ProcessKind.WORKER)
 _ORPHANED = "the process that started this launcher has ended"
 MPIRUN_MARGIN_S = 0.5
 """How long before mpirun's SIGKILL a launcher has ended its children, to write what became of it."""
-
-
-@dataclass(frozen=True)
-class SignalReceived:
-    """A signal reached the launcher, or what stands for one."""
-
-    signum: int
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class JoinFailed:
-    """The coordinator could not be reached or refused this host."""
-
-    error: HeteroError
-
-
-@dataclass(frozen=True)
-class Unreachable:
-    """The coordinator has not answered for this long."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The one reason why this host's part is over.
-
-    Attributes:
-        exit_code: What the launcher exits with.
-        failure: This host's own failure, which its peers do not know yet.
-        reason: Why it leaves before the end, for the peers; empty if the job is over.
-        cause: The failure behind the end, wherever it happened; None if all went well.
-    """
-
-    exit_code: int
-    failure: Failure | None = None
-    reason: str = ""
-    cause: Failure | None = None
 
 
 class HostLife:
@@ -114,9 +77,10 @@ class HostLife:
         later = plan.local_processes(plan.most_local_workers)
         services = [spec.name for spec in (*plan.processes, *later) if spec.kind in _SERVICES]
         pulses = {name: self._run.pulse(config.host, name) for name in services}
-        self._frozen = FrozenServices(pulses, self._settings.lease_s)
+        self._frozen = FrozenServices(pulses, self._settings.lease_s, self._note_stopped)
         self._hosts_coordinator = plan.runs_coordinator
         self._last_words: LastWords | None = None
+        self._refused = False
 
     def run(self) -> tuple[int, Failure | None]:
         """Live this host's life; return the launcher's exit code and the failure behind it, if there is one."""
@@ -134,6 +98,9 @@ class HostLife:
             ending = self._loop()
         except HeteroError as error:
             ending = self._end_by(error)
+        except Exception as error:  # no memory, no threads, or a mistake of ours: the peers have to hear of it too
+            traceback.print_exc()
+            ending = self._end_by(error)
         return self._leave(ending)
 
     def _make_work_folder(self) -> None:
@@ -142,6 +109,10 @@ class HostLife:
             folder = memory_folder.make(self._config.run_id)
             if folder is not None:
                 self._supervisor.own(folder)
+
+    def _note_stopped(self, name: str, why: str) -> None:
+        error, host = ChildFailed(f"{name} on {self._config.host} {why}."), self._config.host
+        record_exception(self._run.error(host, name), error, host=host, process=name)
 
     def _on_signal(self, signum: int) -> None:
         """Ask for the end; asked again, do not wait for anybody. Runs between two bytecodes of the main thread."""
@@ -274,6 +245,7 @@ class HostLife:
         if isinstance(event, SignalReceived):
             ending = self._on_stop(event)
         elif isinstance(event, JoinFailed):
+            self._refused = not isinstance(event.error, PeerNeverCame)
             ending = self._end_by(self._no_coordinator() if isinstance(event.error, PeerNeverCame) else event.error)
         elif isinstance(event, Unreachable):
             ending = self._on_unreachable(event.seconds)
@@ -322,16 +294,17 @@ class HostLife:
     def _failed(self, failure: Failure) -> Ending:
         return Ending(failure.suggested_exit_code or 1, failure=failure, reason=failure.describe(), cause=failure)
 
-    def _end_by(self, error: HeteroError) -> Ending:
+    def _end_by(self, error: Exception) -> Ending:
+        exit_code = error.exit_code if isinstance(error, HeteroError) else 1
         failure = Failure(
             host=self._config.host,
             process="launcher",
             time_s=time.time(),
             exception=type(error).__name__,
             message=str(error),
-            suggested_exit_code=error.exit_code,
+            suggested_exit_code=exit_code,
         )
-        return Ending(error.exit_code, failure=failure, reason=str(error), cause=failure)
+        return Ending(exit_code, failure=failure, reason=str(error), cause=failure)
 
     def _end_by_state(self, state: JobState, exit_codes: Mapping[Outcome, int]) -> Ending:
         return Ending(exit_codes[state.outcome], cause=state.failure)
@@ -345,7 +318,8 @@ class HostLife:
         )
 
     def _leave(self, ending: Ending) -> tuple[int, Failure | None]:
-        ending = self._tell(ending)
+        if not self._refused:  # who was not let in has nothing to say in the job: another may play this host
+            ending = self._tell(ending)
         with contextlib.suppress(OSError):
             self._note(ending)  # at once: whoever stops this launcher may not wait for its children
         self._before_stop(ending)

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hetero.control.state import HostReport, JobState, Outcome, first_rank_key
+from hetero.ending import Ending, SignalReceived
 from hetero.errors import DataServiceLost, HeteroError, PeerNeverCame, Stopped, TrainerLost
 from hetero.host import HostConfig, local_key
-from hetero.life import Ending, HostLife, SignalReceived
+from hetero.life import HostLife
 from hetero.plan import HostPlan
 from hetero.process.failure import Failure, first_failure
 from hetero.process.supervisor import Supervisor

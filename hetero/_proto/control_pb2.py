@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bhetero/_proto/control.proto\x12\thetero.v1\"G\n\rProcessReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\x05\"\xb9\x01\n\nHostReport\x12\r\n\x05ranks\x18\x01 \x01(\x05\x12\x15\n\rworkers_alive\x18\x02 \x01(\x05\x12\x14\n\x0cworkers_busy\x18\x03 \x01(\x05\x12\x14\n\x0cworkers_lost\x18\x04 \x01(\x05\x12\x1d\n\x15workers_gone_for_good\x18\x05 \x01(\x08\x12\r\n\x05\x63pu_s\x18\x06 \x01(\x01\x12+\n\tprocesses\x18\x07 \x03(\x0b\x32\x18.hetero.v1.ProcessReport\"\xb4\x01\n\tHostState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\nregistered\x18\x04 \x01(\x08\x12%\n\x06report\x18\x05 \x01(\x0b\x32\x15.hetero.v1.HostReport\x12\x0c\n\x04left\x18\x06 \x01(\x08\x12\x0c\n\x04lost\x18\x07 \x01(\x08\x12\x14\n\x0cleave_reason\x18\x08 \x01(\t\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\"\xe9\x02\n\x08JobState\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x10\n\x08restarts\x18\x02 \x01(\x05\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x10\n\x08uptime_s\x18\x04 \x01(\x01\x12\x1f\n\x05phase\x18\x05 \x01(\x0e\x32\x10.hetero.v1.Phase\x12#\n\x07outcome\x18\x06 \x01(\x0e\x32\x12.hetero.v1.Outcome\x12\x12\n\ncause_json\x18\x07 \x01(\t\x12#\n\x05hosts\x18\x08 \x03(\x0b\x32\x14.hetero.v1.HostState\x12\x35\n\tendpoints\x18\t \x03(\x0b\x32\".hetero.v1.JobState.EndpointsEntry\x12\x18\n\x10replayed_batches\x18\n \x01(\x03\x12\x16\n\x0eskipped_splits\x18\x0b \x01(\x03\x1a\x30\n\x0e\x45ndpointsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"e\n\x0fRegisterRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12%\n\x06report\x18\x04 \x01(\x0b\x32\x15.hetero.v1.HostReport\"D\n\rRegisterReply\x12\"\n\x05state\x18\x01 \x01(\x0b\x32\x13.hetero.v1.JobState\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\"G\n\x10HeartbeatRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.hetero.v1.HostReport\"0\n\x0eHeartbeatReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x03\"\x1c\n\x0cWatchRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\"=\n\x0ePublishRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x0e\n\x0cPublishReply\"\x86\x01\n\x12\x45ndTrainingRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12#\n\x07outcome\x18\x02 \x01(\x0e\x32\x12.hetero.v1.Outcome\x12\x12\n\ncause_json\x18\x03 \x01(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\x1a\n\x12wait_for_primary_s\x18\x05 \x01(\x01\"c\n\x14ReportFailureRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\ncause_json\x18\x02 \x01(\t\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x1a\n\x12wait_for_primary_s\x18\x04 \x01(\x01\"S\n\x0cLeaveRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12%\n\x06report\x18\x03 \x01(\x0b\x32\x15.hetero.v1.HostReport\"\x12\n\x10GetStatusRequest*V\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_WAITING\x10\x01\x12\x12\n\x0ePHASE_TRAINING\x10\x02\x12\x0f\n\x0bPHASE_ENDED\x10\x03*\xa7\x01\n\x07Outcome\x12\x10\n\x0cOUTCOME_NONE\x10\x00\x12\x15\n\x11OUTCOME_SUCCEEDED\x10\x01\x12\x12\n\x0eOUTCOME_FAILED\x10\x02\x12\x19\n\x15OUTCOME_NEVER_STARTED\x10\x03\x12\x18\n\x14OUTCOME_TRAINER_LOST\x10\x04\x12\x15\n\x11OUTCOME_DATA_LOST\x10\x05\x12\x13\n\x0fOUTCOME_STOPPED\x10\x06\x32\x88\x04\n\x07\x43ontrol\x12@\n\x08Register\x12\x1a.hetero.v1.RegisterRequest\x1a\x18.hetero.v1.RegisterReply\x12\x43\n\tHeartbeat\x12\x1b.hetero.v1.HeartbeatRequest\x1a\x19.hetero.v1.HeartbeatReply\x12\x37\n\x05Watch\x12\x17.hetero.v1.WatchRequest\x1a\x13.hetero.v1.JobState0\x01\x12=\n\x07Publish\x12\x19.hetero.v1.PublishRequest\x1a\x17.hetero.v1.PublishReply\x12\x41\n\x0b\x45ndTraining\x12\x1d.hetero.v1.EndTrainingRequest\x1a\x13.hetero.v1.JobState\x12\x45\n\rReportFailure\x12\x1f.hetero.v1.ReportFailureRequest\x1a\x13.hetero.v1.JobState\x12\x35\n\x05Leave\x12\x17.hetero.v1.LeaveRequest\x1a\x13.hetero.v1.JobState\x12=\n\tGetStatus\x12\x1b.hetero.v1.GetStatusRequest\x1a\x13.hetero.v1.JobStateb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bhetero/_proto/control.proto\x12\thetero.v1\"G\n\rProcessReport\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03pid\x18\x02 \x01(\x03\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04port\x18\x04 \x01(\x05\"\xb9\x01\n\nHostReport\x12\r\n\x05ranks\x18\x01 \x01(\x05\x12\x15\n\rworkers_alive\x18\x02 \x01(\x05\x12\x14\n\x0cworkers_busy\x18\x03 \x01(\x05\x12\x14\n\x0cworkers_lost\x18\x04 \x01(\x05\x12\x1d\n\x15workers_gone_for_good\x18\x05 \x01(\x08\x12\r\n\x05\x63pu_s\x18\x06 \x01(\x01\x12+\n\tprocesses\x18\x07 \x03(\x0b\x32\x18.hetero.v1.ProcessReport\"\xb4\x01\n\tHostState\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x12\n\nregistered\x18\x04 \x01(\x08\x12%\n\x06report\x18\x05 \x01(\x0b\x32\x15.hetero.v1.HostReport\x12\x0c\n\x04left\x18\x06 \x01(\x08\x12\x0c\n\x04lost\x18\x07 \x01(\x08\x12\x14\n\x0cleave_reason\x18\x08 \x01(\t\x12\r\n\x05\x61ge_s\x18\t \x01(\x01\"\xe9\x02\n\x08JobState\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x10\n\x08restarts\x18\x02 \x01(\x05\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x10\n\x08uptime_s\x18\x04 \x01(\x01\x12\x1f\n\x05phase\x18\x05 \x01(\x0e\x32\x10.hetero.v1.Phase\x12#\n\x07outcome\x18\x06 \x01(\x0e\x32\x12.hetero.v1.Outcome\x12\x12\n\ncause_json\x18\x07 \x01(\t\x12#\n\x05hosts\x18\x08 \x03(\x0b\x32\x14.hetero.v1.HostState\x12\x35\n\tendpoints\x18\t \x03(\x0b\x32\".hetero.v1.JobState.EndpointsEntry\x12\x18\n\x10replayed_batches\x18\n \x01(\x03\x12\x16\n\x0eskipped_splits\x18\x0b \x01(\x03\x1a\x30\n\x0e\x45ndpointsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"w\n\x0fRegisterRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12%\n\x06report\x18\x04 \x01(\x0b\x32\x15.hetero.v1.HostReport\x12\x10\n\x08launcher\x18\x05 \x01(\t\"D\n\rRegisterReply\x12\"\n\x05state\x18\x01 \x01(\x0b\x32\x13.hetero.v1.JobState\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\"G\n\x10HeartbeatRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12%\n\x06report\x18\x02 \x01(\x0b\x32\x15.hetero.v1.HostReport\"0\n\x0eHeartbeatReply\x12\r\n\x05known\x18\x01 \x01(\x08\x12\x0f\n\x07version\x18\x02 \x01(\x03\"\x1c\n\x0cWatchRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\"=\n\x0ePublishRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"\x0e\n\x0cPublishReply\"\x86\x01\n\x12\x45ndTrainingRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12#\n\x07outcome\x18\x02 \x01(\x0e\x32\x12.hetero.v1.Outcome\x12\x12\n\ncause_json\x18\x03 \x01(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\x1a\n\x12wait_for_primary_s\x18\x05 \x01(\x01\"c\n\x14ReportFailureRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x12\n\ncause_json\x18\x02 \x01(\t\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x1a\n\x12wait_for_primary_s\x18\x04 \x01(\x01\"S\n\x0cLeaveRequest\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12%\n\x06report\x18\x03 \x01(\x0b\x32\x15.hetero.v1.HostReport\"\x12\n\x10GetStatusRequest*V\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_WAITING\x10\x01\x12\x12\n\x0ePHASE_TRAINING\x10\x02\x12\x0f\n\x0bPHASE_ENDED\x10\x03*\xa7\x01\n\x07Outcome\x12\x10\n\x0cOUTCOME_NONE\x10\x00\x12\x15\n\x11OUTCOME_SUCCEEDED\x10\x01\x12\x12\n\x0eOUTCOME_FAILED\x10\x02\x12\x19\n\x15OUTCOME_NEVER_STARTED\x10\x03\x12\x18\n\x14OUTCOME_TRAINER_LOST\x10\x04\x12\x15\n\x11OUTCOME_DATA_LOST\x10\x05\x12\x13\n\x0fOUTCOME_STOPPED\x10\x06\x32\x88\x04\n\x07\x43ontrol\x12@\n\x08Register\x12\x1a.hetero.v1.RegisterRequest\x1a\x18.hetero.v1.RegisterReply\x12\x43\n\tHeartbeat\x12\x1b.hetero.v1.HeartbeatRequest\x1a\x19.hetero.v1.HeartbeatReply\x12\x37\n\x05Watch\x12\x17.hetero.v1.WatchRequest\x1a\x13.hetero.v1.JobState0\x01\x12=\n\x07Publish\x12\x19.hetero.v1.PublishRequest\x1a\x17.hetero.v1.PublishReply\x12\x41\n\x0b\x45ndTraining\x12\x1d.hetero.v1.EndTrainingRequest\x1a\x13.hetero.v1.JobState\x12\x45\n\rReportFailure\x12\x1f.hetero.v1.ReportFailureRequest\x1a\x13.hetero.v1.JobState\x12\x35\n\x05Leave\x12\x17.hetero.v1.LeaveRequest\x1a\x13.hetero.v1.JobState\x12=\n\tGetStatus\x12\x1b.hetero.v1.GetStatusRequest\x1a\x13.hetero.v1.JobStateb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -23,10 +23,10 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   DESCRIPTOR._options = None
   _globals['_JOBSTATE_ENDPOINTSENTRY']._options = None
   _globals['_JOBSTATE_ENDPOINTSENTRY']._serialized_options = b'8\001'
-  _globals['_PHASE']._serialized_start=1598
-  _globals['_PHASE']._serialized_end=1684
-  _globals['_OUTCOME']._serialized_start=1687
-  _globals['_OUTCOME']._serialized_end=1854
+  _globals['_PHASE']._serialized_start=1616
+  _globals['_PHASE']._serialized_end=1702
+  _globals['_OUTCOME']._serialized_start=1705
+  _globals['_OUTCOME']._serialized_end=1872
   _globals['_PROCESSREPORT']._serialized_start=42
   _globals['_PROCESSREPORT']._serialized_end=113
   _globals['_HOSTREPORT']._serialized_start=116
@@ -38,27 +38,27 @@ if _descriptor._USE_C_DESCRIPTORS == False:
   _globals['_JOBSTATE_ENDPOINTSENTRY']._serialized_start=800
   _globals['_JOBSTATE_ENDPOINTSENTRY']._serialized_end=848
   _globals['_REGISTERREQUEST']._serialized_start=850
-  _globals['_REGISTERREQUEST']._serialized_end=951
-  _globals['_REGISTERREPLY']._serialized_start=953
-  _globals['_REGISTERREPLY']._serialized_end=1021
-  _globals['_HEARTBEATREQUEST']._serialized_start=1023
-  _globals['_HEARTBEATREQUEST']._serialized_end=1094
-  _globals['_HEARTBEATREPLY']._serialized_start=1096
-  _globals['_HEARTBEATREPLY']._serialized_end=1144
-  _globals['_WATCHREQUEST']._serialized_start=1146
-  _globals['_WATCHREQUEST']._serialized_end=1174
-  _globals['_PUBLISHREQUEST']._serialized_start=1176
-  _globals['_PUBLISHREQUEST']._serialized_end=1237
-  _globals['_PUBLISHREPLY']._serialized_start=1239
-  _globals['_PUBLISHREPLY']._serialized_end=1253
-  _globals['_ENDTRAININGREQUEST']._serialized_start=1256
-  _globals['_ENDTRAININGREQUEST']._serialized_end=1390
-  _globals['_REPORTFAILUREREQUEST']._serialized_start=1392
-  _globals['_REPORTFAILUREREQUEST']._serialized_end=1491
-  _globals['_LEAVEREQUEST']._serialized_start=1493
-  _globals['_LEAVEREQUEST']._serialized_end=1576
-  _globals['_GETSTATUSREQUEST']._serialized_start=1578
-  _globals['_GETSTATUSREQUEST']._serialized_end=1596
-  _globals['_CONTROL']._serialized_start=1857
-  _globals['_CONTROL']._serialized_end=2377
+  _globals['_REGISTERREQUEST']._serialized_end=969
+  _globals['_REGISTERREPLY']._serialized_start=971
+  _globals['_REGISTERREPLY']._serialized_end=1039
+  _globals['_HEARTBEATREQUEST']._serialized_start=1041
+  _globals['_HEARTBEATREQUEST']._serialized_end=1112
+  _globals['_HEARTBEATREPLY']._serialized_start=1114
+  _globals['_HEARTBEATREPLY']._serialized_end=1162
+  _globals['_WATCHREQUEST']._serialized_start=1164
+  _globals['_WATCHREQUEST']._serialized_end=1192
+  _globals['_PUBLISHREQUEST']._serialized_start=1194
+  _globals['_PUBLISHREQUEST']._serialized_end=1255
+  _globals['_PUBLISHREPLY']._serialized_start=1257
+  _globals['_PUBLISHREPLY']._serialized_end=1271
+  _globals['_ENDTRAININGREQUEST']._serialized_start=1274
+  _globals['_ENDTRAININGREQUEST']._serialized_end=1408
+  _globals['_REPORTFAILUREREQUEST']._serialized_start=1410
+  _globals['_REPORTFAILUREREQUEST']._serialized_end=1509
+  _globals['_LEAVEREQUEST']._serialized_start=1511
+  _globals['_LEAVEREQUEST']._serialized_end=1594
+  _globals['_GETSTATUSREQUEST']._serialized_start=1596
+  _globals['_GETSTATUSREQUEST']._serialized_end=1614
+  _globals['_CONTROL']._serialized_start=1875
+  _globals['_CONTROL']._serialized_end=2395
 # @@protoc_insertion_point(module_scope)

@@ -120,16 +120,18 @@ class JobState(_message.Message):
     def __init__(self, version: _Optional[int] = ..., restarts: _Optional[int] = ..., run_id: _Optional[str] = ..., uptime_s: _Optional[float] = ..., phase: _Optional[_Union[Phase, str]] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., cause_json: _Optional[str] = ..., hosts: _Optional[_Iterable[_Union[HostState, _Mapping]]] = ..., endpoints: _Optional[_Mapping[str, str]] = ..., replayed_batches: _Optional[int] = ..., skipped_splits: _Optional[int] = ...) -> None: ...
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("host", "role", "address", "report")
+    __slots__ = ("host", "role", "address", "report", "launcher")
     HOST_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHER_FIELD_NUMBER: _ClassVar[int]
     host: str
     role: str
     address: str
     report: HostReport
-    def __init__(self, host: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., report: _Optional[_Union[HostReport, _Mapping]] = ...) -> None: ...
+    launcher: str
+    def __init__(self, host: _Optional[str] = ..., role: _Optional[str] = ..., address: _Optional[str] = ..., report: _Optional[_Union[HostReport, _Mapping]] = ..., launcher: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("state", "lease_s")

@@ -18,7 +18,7 @@ from hetero.cli.demo_command import demo
 from hetero.cli.run_command import CONTEXT_SETTINGS, run
 from hetero.cli.status_command import status
 from hetero.errors import HeteroError
-from hetero.process.leaving import leave
+from hetero.process.leaving import leave, open_standard_streams
 
 app = typer.Typer(
     name="hetero",
@@ -55,6 +55,7 @@ def _options(
 
 def main() -> None:
     """Run the command line; the console script's entry. Ends the process with DESIGN's exit codes."""
+    open_standard_streams()
     sys.path.append("")  # `--job package.module:name` is looked for in the current folder too, as launchers do
     try:
         app(standalone_mode=True)

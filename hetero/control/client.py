@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 
 import grpc
@@ -73,6 +74,7 @@ class ControlClient:
         self._callbacks: list[Callable[[JobState], None]] = []
         self._watcher: threading.Thread | None = None
         self._lease: Lease | None = None
+        self._id = uuid.uuid4().hex
 
     @property
     def address(self) -> str:
@@ -353,9 +355,8 @@ class ControlClient:
     # --- plumbing -----------------------------------------------------------------------------------------------------
 
     def _registration(self, report: HostReport) -> pb.RegisterRequest:
-        return pb.RegisterRequest(
-            host=self.host, role=self.role, address=self._host_address, report=report_to_proto(report)
-        )
+        who = {"host": self.host, "role": self.role, "address": self._host_address, "launcher": self._id}
+        return pb.RegisterRequest(**who, report=report_to_proto(report))
 
     def _watch(self) -> None:
         try:

@@ -156,7 +156,9 @@ class Coordinator:
     # --- calls --------------------------------------------------------------------------------------------------------
 
     async def _register(self, request: pb.RegisterRequest, _: grpc.aio.ServicerContext) -> pb.RegisterReply:
-        self.ledger.register(request.host, request.role, request.address, report_from_proto(request.report))
+        self.ledger.register(
+            request.host, request.role, request.address, report_from_proto(request.report), request.launcher
+        )
         self._publish()
         return pb.RegisterReply(state=state_to_proto(self.ledger.state()), lease_s=self.config.lease_s)
 

@@ -9,6 +9,9 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
+HELD_UP_S = 5.0
+"""More than a beat and the pause before it take, even where nobody answers."""
+
 
 def heartbeat_interval_s(lease_s: float) -> float:
     """Return how often a lease is renewed: ten times in its length, at least once a second."""
@@ -49,17 +52,22 @@ class Lease:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        answered_s = time.monotonic()
+        answered_s = looked_s = time.monotonic()
+        excused = False
         while not self._stopped:
             started_s = time.monotonic()
             try:
                 self._beat()
-                answered_s = time.monotonic()
+                answered_s, excused = time.monotonic(), False
             except Exception as error:  # whatever it was: there was no answer, and the next beat must be given
                 if self._stopped:
                     return
                 logger.debug("no answer to a heartbeat: %s", error)
+                if not excused and time.monotonic() - looked_s > HELD_UP_S:
+                    # This process, or its machine, stood still: it did not ask. Once, so that it cannot go on for ever.
+                    answered_s, excused = time.monotonic(), True
                 self._tell(time.monotonic() - answered_s)
+            looked_s = time.monotonic()
             self._wake.wait(max(0.0, started_s + self._interval_s - time.monotonic()))
             self._wake.clear()
 

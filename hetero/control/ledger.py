@@ -78,15 +78,18 @@ class Ledger:
         self._resume(read_journal(config.journal))
         self._ticked_s = self.uptime_s
 
-    def register(self, name: str, role: str, address: str, report: HostReport) -> None:
+    def register(self, name: str, role: str, address: str, report: HostReport, launcher: str = "") -> None:
         """Note that a host is there, or there again.
 
         Raises:
-            UnknownHost: The job expects no such host in this role.
+            UnknownHost: The job expects no such host in this role, or another launcher plays it.
         """
         member = self._member(name)
         if member.role != role:
             raise UnknownHost(f"host {name!r} registers as {role}, this job expects it as {member.role}")
+        if not self.ended and (other := member.other_than(launcher)):
+            raise UnknownHost(other)
+        member.launcher = launcher
         if not member.registered:
             logger.info("%s host %s registered at %s", role, name, address)
         member.registered, member.address, member.heard_s = True, address, self.uptime_s
@@ -123,11 +126,14 @@ class Ledger:
         Raises:
             Refused: The host is unknown, a text is empty or too long, or there are too many endpoints.
         """
-        self._member(name)
+        member = self._member(name)
         if not 0 < len(endpoint) <= 256 or not 0 < len(address) <= 512:
             raise Refused(f"endpoint {endpoint[:80]!r} at {address[:80]!r}: needs 1 to 256 and 1 to 512 characters")
         if endpoint not in self._endpoints and len(self._endpoints) >= MAX_ENDPOINTS:
             raise Refused(f"endpoint {endpoint!r} would be one more than {MAX_ENDPOINTS}")
+        if member.role == "data" and not member.seen and not member.registered:
+            # Its lease begins: a feed may have splits in hand before its launcher is here, which may then never come.
+            member.seen, member.heard_s = True, self.uptime_s
         if self._endpoints.get(endpoint) != address:
             self._endpoints[endpoint] = address
             self._change()
@@ -288,7 +294,8 @@ class Ledger:
             return
         now_s = self.uptime_s
         for member in self._members.values():
-            if member.registered and not member.gone and now_s - member.heard_s > self._config.lease_s:
+            here = member.registered or member.seen
+            if here and not member.gone and now_s - member.heard_s > self._config.lease_s:
                 member.lapse()
                 logger.warning(
                     "%s host %s has been silent for %.1f s", member.role, member.name, now_s - member.heard_s

@@ -21,18 +21,32 @@ class Member:
     role: str
     address: str = ""
     registered: bool = False
+    seen: bool = False  # a process of it has announced something, perhaps before its launcher has registered
     heard_s: float = 0.0
     report: HostReport = field(default_factory=HostReport)
     left: bool = False
     left_early: bool = False
     leave_reason: str = ""
     lapsed: bool = False
+    launcher: str = ""  # which one has registered; not known to a coordinator that was started again
     workers_lapsed: int = 0  # whose tasks were given up when the host fell silent, should it come back or not
 
     @property
     def gone(self) -> bool:
         """Whether the host itself is not there any more."""
         return self.left or self.lapsed
+
+    def other_than(self, launcher: str) -> str:
+        """Return a sentence if another launcher, which lives, plays this trainer host; else an empty text.
+
+        The ranks of two would share the rows of an epoch, and each call its part the whole.
+        """
+        known = self.registered and not self.gone and "" not in {self.launcher, launcher}
+        if self.role != "trainer" or not known or self.launcher == launcher:
+            return ""
+        return (
+            f"another launcher plays host {self.name!r} already: start one on each host, after the end of the last one"
+        )
 
     @property
     def barren(self) -> bool:

@@ -9,6 +9,23 @@ import sys
 import threading
 from typing import NoReturn
 
+
+def open_standard_streams() -> None:
+    """Open what was closed of standard input, output and error: as /dev/null, at their own numbers.
+
+    A daemon or a scheduler may start a process without them. A file or socket opened later would get their numbers, and
+    what the process or its children print would go there.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+
 EXIT_HANDLERS_S = {True: 5.0, False: 1.0}
 """How long handlers that libraries and the job registered with `atexit` may take, after success and after a failure.
 

@@ -123,6 +123,31 @@ def test_a_silent_data_host_is_lost_and_the_job_goes_on_with_the_other(make_job)
     assert job.state.host("d2").workers_lost == 1, "what its worker had in hand was given up when it fell silent"
 
 
+def test_a_data_host_whose_processes_came_and_whose_launcher_never_does_is_lost_after_a_lease(make_job):
+    job = make_job()
+    job.come("d1", "t1", "t2")
+    job.ledger.publish("d1", "dispatcher", "d1:6000")
+    job.ledger.publish("d2", "feed/d2", "d2:6000")
+    assert job.state.phase is Phase.TRAINING
+    job.pass_time(11)
+    assert job.state.host("d2").lost, "what its feed has in hand must go to others"
+    assert not job.state.ended
+    job.come("d2")
+    assert not job.state.host("d2").lost
+
+
+def test_another_launcher_of_a_trainer_host_is_refused_while_the_first_lives(make_job):
+    job = make_job()
+    for name in ("t1", "d1"):
+        role = "trainer" if name == "t1" else "data"
+        job.ledger.register(name, role, name, RANKS, "first")
+        job.ledger.register(name, role, name, RANKS, "first")
+    with pytest.raises(UnknownHost, match="another launcher plays host 't1' already: start one on each host"):
+        job.ledger.register("t1", "trainer", "t1", RANKS, "second")
+    job.ledger.register("d1", "data", "d1", WORKING, "second")
+    job.ledger.register("t1", "trainer", "t1", RANKS)  # one that does not say who it is
+
+
 def test_the_first_data_host_is_the_dispatcher_and_cannot_be_lost(make_job):
     job = make_job()
     job.start()
