@@ -96,6 +96,8 @@ def collect(scene: Scene, ends: Mapping[str, Any], planned: list[Planned], verdi
             verdict.causes[part] = (output / "failure").read_text()
         if left := left_on(scene, host):
             verdict.note("left", f"{part}: still runs {left}")
+        if verdict.codes[part] == 0 and verdict.causes.get(part) == "":
+            verdict.codes[part] = None  # the toolkit wanted to say how its launcher ended, and had no room for it
         if verdict.codes[part] == 0 and not (output / "success").exists():
             verdict.note("code", f"{part}: the launcher ended well, but train did not report success")
     verdict.steps = scene.steps()
@@ -129,6 +131,9 @@ def _judge_host(
     hit = any(one.injected and one.kind.brings.get(part) and not one.kind.fatal for one in happened)
     if (may_succeed and not hit) or (may_fail and _ends_well(part, happened)):
         possible.append(Consequence(0))
+    full = any(one.kind.needs == "disk" and one.kind.on == part for one in happened)
+    if full and hit:
+        possible.append(Consequence(None))
     if code not in {consequence.code for consequence in possible}:
         allowed = sorted({str(consequence.code) for consequence in possible})
         verdict.note("code", f"{part}: ended with {code}, not with {' or '.join(allowed)}")
@@ -137,7 +142,6 @@ def _judge_host(
     patterns = [consequence.cause for consequence in possible if consequence.code == code]
     if cause is None:
         # A host without power writes nothing, one with a full disk cannot.
-        full = any(one.kind.needs == "disk" and one.kind.on == part for one in happened)
         if code is not None and None not in patterns and not full:
             verdict.note("cause", f"{part}: ended with {code} without a word in output/failure")
     elif code is not None and not any(pattern and re.search(pattern, cause) for pattern in patterns):
