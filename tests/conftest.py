@@ -26,6 +26,8 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup: processes that tests start would ignore it too
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 MARK = f"pytest-{os.getpid()}-{time.monotonic_ns()}"
 

@@ -66,8 +66,8 @@ class HostResult:
 def run_cluster(spec: ClusterSpec, run: RunDir, arguments: Sequence[str], console: Console) -> list[HostResult]:
     """Run one launcher for each virtual host until all have ended.
 
-    A signal to this process (SIGTERM, SIGINT) is passed on to every launcher as SIGTERM. So is the bad end of the
-    coordinator's host, which hosts that never reached it would not hear of before the start deadline.
+    A signal to this process (SIGTERM, SIGINT, SIGHUP) is passed on to every launcher as SIGTERM. So is the bad end of
+    the coordinator's host, which hosts that never reached it would not hear of before the start deadline.
 
     Args:
         spec: The hosts.
@@ -102,7 +102,7 @@ def run_cluster(spec: ClusterSpec, run: RunDir, arguments: Sequence[str], consol
             if len(received) > 1:
                 supervisor.hurry()  # asked again: do not wait for anybody
 
-        previous = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous = {number: signal.signal(number, on_signal) for number in _stopping_signals()}
         try:
             for host in cluster.hosts:
                 supervisor.start(_launcher(cluster, host, run, arguments, console))
@@ -124,6 +124,12 @@ def run_cluster(spec: ClusterSpec, run: RunDir, arguments: Sequence[str], consol
             for number, handler in previous.items():
                 signal.signal(number, handler)
     return [results[host] for host in cluster.hosts]
+
+
+def _stopping_signals() -> list[int]:
+    """Return the signals that stop a run: the end of the terminal is one, unless nohup has this process ignore it."""
+    kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGTERM, signal.SIGINT, *([] if kept else [signal.SIGHUP])]
 
 
 def _launcher(cluster: LocalCluster, host: str, run: RunDir, arguments: Sequence[str], console: Console) -> ChildSpec:

@@ -109,7 +109,11 @@ class LocalCluster:
             "network_interface_name": "lo",
             "instance_groups": [group for group in groups if group["hosts"]],
         }
-        _write_atomically(path, json.dumps(content, indent=2) + "\n")
+        try:
+            _write_atomically(path, json.dumps(content, indent=2) + "\n")
+        except OSError as error:
+            problem = f"cannot write {path}: {error.strerror or error}. Give a --run-dir where there is room"
+            raise SettingsError([problem]) from error
         return cluster
 
     @property

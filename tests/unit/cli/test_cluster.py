@@ -103,7 +103,7 @@ def test_after_any_other_bad_end_of_the_coordinators_host_the_others_have_their_
     assert time.monotonic() - started_s >= 1.5
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_every_launcher_and_is_given_back_as_an_error(
     tmp_path: Path, programs: Programs, signum: signal.Signals
 ) -> None:

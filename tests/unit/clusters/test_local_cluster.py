@@ -165,3 +165,14 @@ def test_a_cpu_that_is_not_there_is_said_and_tolerated():
     assert said is not None
     assert "4000" in said
     assert os.sched_getaffinity(0) == before
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_next_step(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "cluster.json").mkdir()  # what no file can replace
+    with pytest.raises(SettingsError) as caught:
+        create(tmp_path)
+    (problem,) = caught.value.problems
+    assert problem.startswith(f"cannot write {tmp_path / 'sub' / 'cluster.json'}: ")
+    assert "--run-dir" in problem
+    assert [path.name for path in (tmp_path / "sub").iterdir()] == ["cluster.json"]
