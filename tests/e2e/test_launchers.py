@@ -76,6 +76,7 @@ def test_a_trainer_host_that_stood_still_says_so_and_not_that_others_are_lost(tm
         assert codes["trainer-1"] in (4, 5), job.outputs()  # by then there is no coordinator to ask any more
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", ["stdout", "stdin", "stderr"])
 def test_a_job_trains_though_a_standard_stream_is_closed(tmp_path: Path, stream: str) -> None:
     number = {"stdin": 0, "stdout": 1, "stderr": 2}[stream]
