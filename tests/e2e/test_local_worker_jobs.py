@@ -148,7 +148,7 @@ def test_those_that_cannot_live_are_given_up_and_the_job_goes_on(tmp_path: Path,
 
 
 def test_a_host_on_which_the_jobs_code_fails_does_without_them(tmp_path: Path) -> None:
-    with job_of(tmp_path, "grpc", "--local-workers=2", "--only-on=data") as job:
+    with job_of(tmp_path, "grpc", "--local-workers=2", "--only-on=data", prepare_s=0.1) as job:
         job.start()
         (tmp_path / "gate").touch()
         told = assert_all_well(job)

@@ -108,7 +108,7 @@ def test_a_job_trains_under_mpirun_as_it_does_without(tmp_path: Path) -> None:
     )
     homogeneous = grpc(tmp_path / "none", {"engine": "local", "epochs": 2}, data=0, trainers=2, names=UNSORTED[::2])
     with running(plain, one, two, homogeneous):
-        by_launcher = succeeded(plain, plain.wait(60), ranks=2, epochs=2)
+        by_launcher = succeeded(plain, plain.wait(120), ranks=2, epochs=2)
         by_mpirun = succeeded(one, one.wait(120), ranks=2, epochs=2)
         for key in ("steps", "rank_steps", "rows", "dropped_rows", "hosts", "ranks"):
             assert by_mpirun[key] == by_launcher[key], key
