@@ -89,14 +89,9 @@ class Ledger:
             raise UnknownHost(f"host {name!r} registers as {role}, this job expects it as {member.role}")
         if not self.ended and (other := member.other_than(launcher)):
             raise UnknownHost(other)
-        member.launcher = launcher
         if not member.registered:
             logger.info("%s host %s registered at %s", role, name, address)
-        member.registered, member.address, member.heard_s = True, address, self.uptime_s
-        if not self.ended:
-            member.left = member.left_early = member.lapsed = False
-            member.leave_reason = ""
-        member.report = report
+        member.arrive(address, launcher, report, self.uptime_s, anew=not self.ended)
         self._change()
         self._judge_hosts()
 
@@ -294,8 +289,7 @@ class Ledger:
             return
         now_s = self.uptime_s
         for member in self._members.values():
-            here = member.registered or member.seen
-            if here and not member.gone and now_s - member.heard_s > self._config.lease_s:
+            if member.is_silent(now_s, self._config.lease_s):
                 member.lapse()
                 logger.warning(
                     "%s host %s has been silent for %.1f s", member.role, member.name, now_s - member.heard_s

@@ -36,6 +36,18 @@ class Member:
         """Whether the host itself is not there any more."""
         return self.left or self.lapsed
 
+    def arrive(self, address: str, launcher: str, report: HostReport, uptime_s: float, *, anew: bool) -> None:
+        """Note that the host's launcher is there; `anew`: whatever was thought of the host before is over."""
+        self.registered, self.address, self.launcher = True, address, launcher
+        self.report, self.heard_s = report, uptime_s
+        if anew:
+            self.left = self.left_early = self.lapsed = False
+            self.leave_reason = ""
+
+    def is_silent(self, uptime_s: float, lease_s: float) -> bool:
+        """Return whether something of the host was there, and has given no sign of life for a lease."""
+        return (self.registered or self.seen) and not self.gone and uptime_s - self.heard_s > lease_s
+
     def other_than(self, launcher: str) -> str:
         """Return a sentence if another launcher, which lives, plays this trainer host; else an empty text.
 

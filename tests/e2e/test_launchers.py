@@ -22,6 +22,14 @@ def numbers(folder: Path, *options: str) -> LocalJob:
     return LocalJob(folder, 1, 1, ["--lease-s=3", "--workers-per-host=1", "--remainder=pad", *options], job=NUMBERS)
 
 
+def stop(pid: int) -> psutil.Process:
+    """Stop a process by a signal, make sure that it is, and return it."""
+    victim = psutil.Process(pid)
+    victim.send_signal(signal.SIGSTOP)
+    wait_until("the stop", lambda: victim.status() == psutil.STATUS_STOPPED, 10)
+    return victim
+
+
 @pytest.mark.slow
 def test_a_second_launcher_of_a_trainer_host_is_refused_and_costs_no_row(tmp_path: Path) -> None:
     with numbers(tmp_path, "--step_s=0.1") as job:
@@ -40,9 +48,7 @@ def test_a_second_launcher_of_a_trainer_host_is_refused_and_costs_no_row(tmp_pat
 def test_a_rank_that_a_signal_has_stopped_for_good_ends_the_job(tmp_path: Path) -> None:
     with numbers(tmp_path, "--step_s=0.1") as job:
         job.start().wait_for_steps(3)
-        victim = psutil.Process(job.pid("trainer-1", "rank-0"))
-        victim.send_signal(signal.SIGSTOP)
-        wait_until("the stop", lambda: victim.status() == psutil.STATUS_STOPPED, 10)
+        stop(job.pid("trainer-1", "rank-0"))
         assert job.wait(40) == {"data-1": 0, "trainer-1": 1}, job.outputs()
         assert "rank-0 on trainer-1 was stopped by a signal (SIGSTOP) for 10 s" in job.failure()["message"]
 
@@ -51,9 +57,7 @@ def test_a_rank_that_a_signal_has_stopped_for_good_ends_the_job(tmp_path: Path) 
 def test_a_rank_that_is_stopped_for_a_moment_goes_on(tmp_path: Path) -> None:
     with numbers(tmp_path, "--step_s=0.1") as job:
         job.start().wait_for_steps(3)
-        victim = psutil.Process(job.pid("trainer-1", "rank-0"))
-        victim.send_signal(signal.SIGSTOP)
-        wait_until("the stop", lambda: victim.status() == psutil.STATUS_STOPPED, 10)
+        victim = stop(job.pid("trainer-1", "rank-0"))
         stopped_s = time.monotonic()
         wait_until("a lease", lambda: time.monotonic() - stopped_s > 4, 10)
         victim.send_signal(signal.SIGCONT)
@@ -62,11 +66,10 @@ def test_a_rank_that_is_stopped_for_a_moment_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_trainer_host_that_stood_still_says_so_and_not_that_others_are_lost(tmp_path: Path) -> None:
+def test_a_launcher_that_stood_still_for_longer_than_a_lease_ends_after_all(tmp_path: Path) -> None:
     with numbers(tmp_path, "--step_s=0.1", "--epochs=5") as job:
         job.start().wait_for_steps(3)
-        frozen = psutil.Process(job.launchers["trainer-1"].pid)
-        frozen.send_signal(signal.SIGSTOP)
+        frozen = stop(job.launchers["trainer-1"].pid)
         wait_until("the end of the data host", lambda: job.launchers["data-1"].poll() is not None, 30)
         stopped_s = time.monotonic()
         wait_until("more than a moment", lambda: time.monotonic() - stopped_s > 3, 10)

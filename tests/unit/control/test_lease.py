@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
+from hetero.control import lease as lease_module
 from hetero.control.lease import Lease, heartbeat_interval_s
 
 DEADLINE_S = 10.0
@@ -62,6 +64,25 @@ def test_an_answer_ends_the_silence():
     lease.stop()
     assert len(told) == 3
     assert told[2] < told[1]
+
+
+def test_time_in_which_the_process_itself_stood_still_is_no_silence_of_others_but_only_once(monkeypatch):
+    monkeypatch.setattr(lease_module, "HELD_UP_S", 0.2)
+    told: list[float] = []
+    done = threading.Event()
+
+    def beat():
+        if len(told) == 2:
+            done.set()
+        time.sleep(0.4)  # as a process that was stopped in the middle of it
+        raise RuntimeError("no answer")
+
+    lease = Lease(0.01, beat, told.append)
+    lease.start()
+    assert done.wait(DEADLINE_S)
+    lease.stop()
+    assert told[0] < 0.2
+    assert told[1] >= 0.4
 
 
 def test_a_lease_may_be_stopped_from_its_own_thread():
