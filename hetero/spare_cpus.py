@@ -69,6 +69,7 @@ class LocalWorkers:
         self._trial: Trial | None = None
         self._looked_s = clock()
         self._told = False
+        self._served = 0  # the most that could prepare input at one time
         if self._asked == AUTO:
             cpus = available_cpus(config.topology.current.cpus)
             # Under tf_data what a worker has begun is lost with it, so that one that was started stays.
@@ -85,9 +86,15 @@ class LocalWorkers:
         return self._asked != 0
 
     def summary(self) -> dict[str, Any]:
-        """Return what summary.json says of this host: `asked`, `used` (workers that run now) and `why`."""
+        """Return what summary.json says of this host: `asked`, `used` (workers that serve now) and `why`."""
         why = self._trial.why if self._trial is not None else self._why
-        return {"asked": self._asked, "used": len(self._workers), "why": why}
+        if self._workers and not self._served:
+            why += "; training ended before one of them was ready"
+        return {"asked": self._asked, "used": min(len(self._workers), self._served), "why": why}
+
+    def note(self) -> None:
+        """See how many serve; once more before they are stopped because training is over."""
+        self._served = max(self._served, self._crew.serving()) if self.asked else 0
 
     def tick(self) -> None:
         """Look at how training goes, and do what follows from it."""
@@ -95,7 +102,8 @@ class LocalWorkers:
         if not self.asked or now_s - self._looked_s < INTERVAL_S:
             return
         self._looked_s = now_s
-        if not self._told and self._crew.serving():
+        self.note()
+        if not self._told and self._served:
             self.tell()
         if self._trial is None or self._trial.decided:
             return
@@ -126,6 +134,7 @@ class LocalWorkers:
         """Let the chief know, for the summary."""
         if self.asked:
             self._told = True
+            self.note()
             values = self.summary()
             while len(text := json.dumps(values, ensure_ascii=False)) > _MOST_CHARS:
                 values["why"] = values["why"][: len(values["why"]) * 3 // 4]

@@ -204,7 +204,9 @@ class TrainerHostLife(HostLife):
     def _tell(self, ending: Ending) -> Ending:
         if ending.failure is not None:
             return self._tell_failure(ending, ending.failure)
-        if not self._is_chief:
+        if self._is_chief:
+            self._local.note()
+        else:
             self._local.tell()
         if ending.exit_code == 0 and self._is_chief:
             with contextlib.suppress(HeteroError):  # unheard, the lapsing lease tells the data hosts

@@ -21,6 +21,7 @@ SEEDS = range(int(os.environ.get("HETERO_CHAOS_SEEDS", "2")))
 
 @pytest.mark.slow
 @pytest.mark.hosts
+@pytest.mark.quiet
 @pytest.mark.timeout(1200)
 def test_every_end_is_as_the_table_says(tmp_path: Path) -> None:
     """One test for all cells, because they mostly wait and so run beside each other."""

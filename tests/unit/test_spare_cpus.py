@@ -115,6 +115,17 @@ def test_a_number_is_what_the_plan_starts_and_the_chief_is_told_once_they_serve(
     assert job.life.started == job.life.ended == []
 
 
+def test_those_that_were_not_ready_before_the_end_are_not_called_used(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2)
+    job.tick(5)
+    why = "as asked for; training ended before one of them was ready"
+    assert job.local.summary() == {"asked": 2, "used": 0, "why": why}
+    job.life.serves = 1
+    job.local.note()
+    job.life.serves = 0
+    assert job.local.summary() == {"asked": 2, "used": 1, "why": "as asked for"}
+
+
 def test_auto_starts_keeps_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(tmp_path, "auto")
     assert [spec.name for spec in job.plan.processes] == ["rank-0"]
@@ -128,7 +139,7 @@ def test_auto_starts_keeps_and_says_so(tmp_path: Path, capsys: pytest.CaptureFix
         "used": 3,
         "why": "100 rows/s before, 150 rows/s with them (+50.0%)",
     }
-    assert [told["used"] for told in job.life.told] == [3, 3]
+    assert [told["used"] for told in job.life.told] == [0, 3]
     assert capsys.readouterr().out.splitlines() == [
         "[trainer trainer-1] local workers: starting 3: ranks wait for input 50.0% of the time, 3.5 of 4 CPUs are idle",
         "[trainer trainer-1] local workers: keeping 3: 100 rows/s before, 150 rows/s with them (+50.0%)",
@@ -209,6 +220,7 @@ def test_figures_that_cannot_be_read_are_as_if_there_were_none(tmp_path: Path) -
 
 def test_one_worker_that_fails_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(tmp_path, 2)
+    job.life.serves = 1
     job.local.on_failed(job.plan.processes[3], failure("worker-1"))
     assert job.life.ended == ["worker-1"]
     assert job.local.summary()["used"] == 1
