@@ -28,7 +28,7 @@ from typing import Any
 
 import psutil
 import ssh_keys
-from local_job import REPOSITORY, wait_until
+from local_job import REPOSITORY, patient, wait_until
 from namespace_hosts import Hosts
 from sagemaker_files import SUBMIT_DIRECTORY, Channel, JobFiles
 
@@ -182,7 +182,7 @@ class SageMakerCluster:
         Raises:
             AssertionError: Some still run after `timeout_s`; with what they printed last.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + patient(timeout_s)
         while (running := self.running()) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not running, f"{running} still run after {timeout_s} s\n{self.logs()}"
@@ -271,7 +271,7 @@ class SageMakerCluster:
         """Run a command on a host, in the environment of its container, and return how it ended."""
         command = self.hosts[host].enter(argv)
         return subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            command, env=self._environment, capture_output=True, text=True, timeout=patient(timeout_s), check=False
         )
 
     def processes(self, host: str) -> list[str]:

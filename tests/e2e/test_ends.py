@@ -35,7 +35,7 @@ def test_every_end_is_as_the_table_says(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.hosts
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_random_faults_end_as_they_may(tmp_path: Path, seed: int) -> None:
     verdict = run_schedule(seed, tmp_path / "schedule")

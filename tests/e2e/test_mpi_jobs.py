@@ -188,7 +188,8 @@ def test_a_job_that_is_stopped_leaves_its_checkpoint_under_mpirun_too(tmp_path: 
 
 def test_a_trainer_host_without_mpirun_that_fails_or_vanishes_ends_the_job(tmp_path: Path) -> None:
     killed, unplugged = (
-        grpc(tmp_path / name, {"step_s": 0.2, "epochs": 30}, trainers=2, names=UNSORTED) for name in ("a", "b")
+        grpc(tmp_path / name, {"step_s": 0.2, "epochs": 30, "lease-s": lease_s}, trainers=2, names=UNSORTED)
+        for name, lease_s in (("a", 4 * LEASE_S), ("b", LEASE_S))
     )
     with running(killed, unplugged):
         for cluster in (killed, unplugged):
@@ -199,7 +200,7 @@ def test_a_trainer_host_without_mpirun_that_fails_or_vanishes_ends_the_job(tmp_p
         unplugged_s = time.monotonic()
         ends = killed.wait(90)
         failed(killed, ends, "rank-1 on algo-1 was killed by SIGKILL", also="algo-1")
-        assert seconds(killed, ends, killed_s, "algo-1") < LEASE_S
+        assert seconds(killed, ends, killed_s, "algo-1") < 4 * LEASE_S  # nobody had to wait for its lease
         # No mpirun there, so all that the toolkit has to report is that it has waited; but not for minutes.
         assert (ends["algo-1"].code, ends["algo-1"].success) == (0, True)
         assert ends["algo-1"].ended_s - killed_s < SLEEP_S + LEASE_S + 10

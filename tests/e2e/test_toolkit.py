@@ -167,7 +167,7 @@ def test_a_link_that_is_cut_when_training_ends_makes_no_failure_of_success(tmp_p
 
 
 def test_a_data_host_that_comes_when_all_is_over_has_not_failed(tmp_path: Path) -> None:
-    with grpc_cluster(tmp_path, {}) as cluster:
+    with grpc_cluster(tmp_path, {"lease-s": 20}) as cluster:  # for so long a coordinator waits for those that come late
         cluster.start(cluster.chief, cluster.data_hosts[0])
         wait_until("the chief's end", lambda: cluster.chief not in cluster.running(), 60)
         cluster.start(cluster.data_hosts[1])
