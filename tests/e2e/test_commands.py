@@ -187,7 +187,7 @@ def test_on_sagemaker_a_failed_training_is_the_failure_reason(tmp_path: Path) ->
 def test_status_shows_a_job_to_whoever_has_its_token(tmp_path: Path) -> None:
     with LocalJob(tmp_path, 1, 1, ["--token=right", "--grace-s=2"]) as job:
         job.start("data-1")
-        wait_until("the coordinator", lambda: job.status("right"))
+        wait_until("the data host", lambda: (state := job.status("right")) and state.data_hosts[0].processes)
         shown = hetero("status", job.address, HETERO_TOKEN="right")
         assert shown.returncode == 0, shown.stderr
         for part in (
