@@ -113,5 +113,6 @@ def test_under_sagemaker_data_hosts_read_s3_by_their_role_while_the_trainer_has_
         assert all(not list((cluster.folder(host) / "input" / "data").iterdir()) for host in ends)
         assert (cluster.folder(cluster.chief) / "model" / "model.json").exists()
         readers = {line.split()[0] for line in server.log.splitlines() if f"GET /{ADDRESS[5:]}/part" in line}
-        assert readers == {cluster.hosts[host].address for host in cluster.data_hosts}
+        assert readers  # one of them may have read all before the other was up
+        assert readers <= {cluster.hosts[host].address for host in cluster.data_hosts}
         assert all("pure virtual" not in cluster.log(host) for host in ends)
