@@ -86,7 +86,7 @@ class LocalWorkers:
         return self._asked != 0
 
     def summary(self) -> dict[str, Any]:
-        """Return what summary.json says of this host: `asked`, `used` (workers that serve now) and `why`."""
+        """Return what summary.json says of this host: `asked`, `used` (workers left that were ever ready), `why`."""
         why = self._trial.why if self._trial is not None else self._why
         if self._workers and not self._served:
             why += "; training ended before one of them was ready"
