@@ -37,6 +37,7 @@ class CompanionLife(TrainerHostLife):
 
     def _join(self) -> None:
         """Watch the coordinator. The host's first launcher registers it, and gives its signs of life."""
+        self._joined = True
         self._control.watch(self._supervisor.post)
 
     def _look(self) -> None:

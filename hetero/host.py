@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +13,7 @@ from hetero.channels import Channels, Place
 from hetero.control.client import ControlClient
 from hetero.errors import EngineError
 from hetero.mpi import MpiRank
-from hetero.rundir import RunDir
+from hetero.rundir import RunDir, write_json_atomic
 from hetero.settings import Settings
 from hetero.tls import Tls
 from hetero.topology import Host, Role, Topology
@@ -95,7 +96,13 @@ class HostConfig:
             host_address=current.address,
             cluster=self.topology.cluster_id,
             tls=self.tls,
+            on_found=self._note_met,
         )
+
+    def _note_met(self, address: str) -> None:
+        """Leave word for the launcher where the coordinator has answered a process of this host."""
+        with contextlib.suppress(OSError):  # a full disk: then the launcher knows only what it hears itself
+            write_json_atomic(self.run().met(self.host), address)
 
     def channels(self) -> Channels:
         """Return this host's input channels."""

@@ -33,7 +33,7 @@ from hetero.process.group import ChildEnded
 from hetero.process.last_words import LastWords
 from hetero.process.parent import PARENT_GONE
 from hetero.process.supervisor import Supervisor
-from hetero.rundir import write_json_atomic
+from hetero.rundir import read_json, write_json_atomic
 from hetero.spec import ProcessKind, ProcessSpec
 
 TELL_TIMEOUT_S = 5.0
@@ -81,6 +81,8 @@ class HostLife:
         self._hosts_coordinator = plan.runs_coordinator
         self._last_words: LastWords | None = None
         self._refused = False
+        self._joined = False
+        self._met_s: float | None = None
 
     def run(self) -> tuple[int, Failure | None]:
         """Live this host's life; return the launcher's exit code and the failure behind it, if there is one."""
@@ -105,6 +107,8 @@ class HostLife:
 
     def _make_work_folder(self) -> None:
         self._run.make_work(self._config.host)
+        with contextlib.suppress(OSError):
+            self._run.met(self._config.host).unlink(missing_ok=True)  # an earlier launcher's
         if self._plan.of_kind(ProcessKind.DISPATCHER):
             folder = memory_folder.make(self._config.run_id)
             if folder is not None:
@@ -188,6 +192,7 @@ class HostLife:
         post = self._supervisor.post
         try:
             self._control.register(self._report(), self._settings.start_timeout_s)
+            self._joined = True
             self._introduce()
         except HeteroError as error:
             post(JoinFailed(error))
@@ -237,8 +242,21 @@ class HostLife:
             if ending is not None:
                 return ending
             self._frozen.check(self._supervisor.children())
+            if not self._joined and (ending := self._on_unreachable(self._silent_s())) is not None:
+                return ending
             if self._state is None and time.monotonic() > deadline_s:
                 return self._end_by(self._no_coordinator())
+
+    def _silent_s(self) -> float:
+        """Return for how long the coordinator has answered a process of this host but not this launcher; 0 if not.
+
+        Services can be faster than their launcher. A coordinator that they have found and that this one never hears is
+        lost, like one that falls silent later; it is not one that has yet to come.
+        """
+        if self._met_s is None and (address := read_json(self._run.met(self._config.host))) is not None:
+            self._met_s = time.monotonic()
+            self._control.look_at(address)
+        return 0.0 if self._met_s is None else time.monotonic() - self._met_s
 
     def _handle(self, event: object) -> Ending | None:
         ending = None

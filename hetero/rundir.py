@@ -115,6 +115,10 @@ class RunDir:
         """A file that a service touches once a second, so that its launcher sees one that is there but does nothing."""
         return self.work(host) / f"{process}.pulse"
 
+    def met(self, host: str) -> Path:
+        """Where the coordinator has answered a process of a host; not there before."""
+        return self.work(host) / "coordinator-met.json"
+
     def meter(self, host: str, process: str) -> Path:
         """Where a rank leaves how it goes, about once a second, for its launcher (`--local-workers auto`)."""
         return self.work(host) / f"{process}.meter.json"

@@ -70,12 +70,21 @@ class Channel:
         token: The job's shared secret, None if it has none.
         cluster: What the hosts of the job know themselves by; None asks whoever answers at just this address.
         tls: Whether and with what to encrypt.
+        on_found: Called once with where the coordinator has first answered, in whichever thread heard it.
 
     Raises:
         SettingsError: The token has characters that cannot be sent, or the TLS files cannot be used.
     """
 
-    def __init__(self, address: str, token: str | None, *, cluster: str | None = None, tls: Tls = PLAIN) -> None:
+    def __init__(
+        self,
+        address: str,
+        token: str | None,
+        *,
+        cluster: str | None = None,
+        tls: Tls = PLAIN,
+        on_found: Callable[[str], None] | None = None,
+    ) -> None:
         self.address = address
         self._metadata = metadata_of(token, cluster)
         self._tls = tls
@@ -84,6 +93,7 @@ class Channel:
         self._home = 0  # where the coordinator answered last
         self._trouble: str | None = None
         self._worked = False
+        self._on_found = on_found
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._stream: Any = None
@@ -98,6 +108,14 @@ class Channel:
     def trouble(self) -> str | None:
         """What went wrong since the last answer, in words; None if nothing did."""
         return self._trouble
+
+    def look_at(self, address: str) -> None:
+        """Have the next try go to where somebody else has found the coordinator, unless it was found already."""
+        with self._lock:
+            if self._worked or address == self.address or address not in self._addresses:
+                return
+            self.address, self._tries = address, self._addresses.index(address)
+        self._renew()
 
     def call_once(self, method: str, request: Any, timeout_s: float) -> Any:
         """Call once; whatever goes wrong is raised as gRPC raises it."""
@@ -135,7 +153,8 @@ class Channel:
         deadline_s = time.monotonic() + timeout_s
         renew_s = time.monotonic() + NEW_CHANNEL_AFTER_S
         tell_s = time.monotonic() + TELL_AFTER_S
-        for pause_s in retry_pauses_s():
+        pauses = retry_pauses_s()
+        while True:
             left_s = max(0.05, deadline_s - time.monotonic())
             try:
                 return self.call_once(method, request, min(left_s, call_timeout_s, 1.0 if check else call_timeout_s))
@@ -146,6 +165,7 @@ class Channel:
                     tell_s = math.inf
                     why = unresolved(self.address) or trouble
                     logger.warning("no coordinator answers at %s yet (%s), trying on", self.address, why)
+                pause_s = self._pause_s(pauses)
                 if time.monotonic() + pause_s > deadline_s or self.closed:
                     raise CoordinatorUnreachable(
                         f"The coordinator at {self.address} gave no answer to {method} within {timeout_s:g} s: "
@@ -157,7 +177,6 @@ class Channel:
                 self._renew()
                 renew_s = time.monotonic() + NEW_CHANNEL_AFTER_S
             self._closed.wait(pause_s)
-        raise AssertionError("pauses never end")
 
     def watch(self, request: pb.WatchRequest) -> Iterator[pb.JobState]:
         """Yield states until `close`; reconnect when the stream breaks.
@@ -179,7 +198,7 @@ class Channel:
                 self._raise_if_final(error)
                 self._note(error)
                 self._move_on(stub, error)
-            self._closed.wait(next(pauses))
+            self._closed.wait(self._pause_s(pauses))
 
     def close(self) -> None:
         """End all calls and the connection; may be repeated."""
@@ -192,9 +211,11 @@ class Channel:
     def _found(self, stub: Any) -> None:
         """Note that the coordinator has answered."""
         with self._lock:
-            self._trouble, self._worked = None, True
+            first, self._trouble, self._worked = not self._worked, None, True
             if stub is self._stub:
                 self._tries, self._home = 0, self._addresses.index(self.address)
+        if first and self._on_found is not None:
+            self._on_found(self.address)
 
     def _move_on(self, stub: Any, error: Exception) -> None:
         """Have the next try go to another port, unless the coordinator was found before and may just be coming back."""
@@ -213,6 +234,10 @@ class Channel:
                 return
             self.address = following
         self._renew()
+
+    def _pause_s(self, pauses: Iterator[float]) -> float:
+        """Return how long to wait before the next try: not at all between the ports of a round of looking for it."""
+        return next(pauses) if self._worked or self.address == self._addresses[0] else 0.0
 
     def _connect(self) -> tuple[Any, Any]:
         channel = transport.channel(self.address, CHANNEL_OPTIONS, self._tls)

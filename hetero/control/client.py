@@ -46,6 +46,7 @@ class ControlClient:
         host_address: Where peers reach this host; its name by default.
         cluster: What the hosts of the job know themselves by: then the coordinator is looked for at the next ports too.
         tls: Whether and with what to encrypt.
+        on_found: Called once with where the coordinator has first answered, in whichever thread heard it.
 
     Raises:
         SettingsError: The token has characters that cannot be sent, or the TLS files cannot be used.
@@ -61,12 +62,13 @@ class ControlClient:
         host_address: str | None = None,
         cluster: str | None = None,
         tls: Tls = PLAIN,
+        on_found: Callable[[str], None] | None = None,
     ) -> None:
         self.host = host
         self.role = str(getattr(role, "value", role))
         self.lease_s: float | None = None
         self._host_address = host if host_address is None else host_address
-        self._channel = Channel(address, token, cluster=cluster, tls=tls)
+        self._channel = Channel(address, token, cluster=cluster, tls=tls, on_found=on_found)
         self._lock = threading.Condition()
         self._state: JobState | None = None
         self._refused: HeteroError | None = None
@@ -80,6 +82,10 @@ class ControlClient:
     def address(self) -> str:
         """Where the coordinator answered last, or is looked for."""
         return self._channel.address
+
+    def look_at(self, address: str) -> None:
+        """Look for the coordinator where another process has found it, unless it was found already."""
+        self._channel.look_at(address)
 
     # --- finding each other -------------------------------------------------------------------------------------------
 

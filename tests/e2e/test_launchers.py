@@ -14,12 +14,34 @@ import psutil
 import pytest
 from local_job import REPOSITORY, LocalJob, wait_until
 
+from hetero.control.config import CoordinatorConfig
+from hetero.rundir import RunDir
+
 NUMBERS = f"{REPOSITORY / 'tests' / 'e2e' / 'jobs' / 'numbers.py'}:job"
 ROWS = dict.fromkeys(range(400), 1)  # what that job makes
 
 
 def numbers(folder: Path, *options: str) -> LocalJob:
     return LocalJob(folder, 1, 1, ["--lease-s=3", "--workers-per-host=1", "--remainder=pad", *options], job=NUMBERS)
+
+
+DEAF = """
+import asyncio, sys
+from hetero.control.coordinator import Coordinator, CoordinatorConfig
+
+class Deaf(Coordinator):
+    async def _register(self, request, context):
+        await asyncio.sleep(3600)
+
+async def main():
+    coordinator = Deaf(CoordinatorConfig.from_json(sys.argv[1]))
+    await coordinator.start()
+    print("ready", flush=True)
+    await asyncio.sleep(3600)
+
+asyncio.run(main())
+"""
+"""A coordinator that answers everybody but a launcher that registers."""
 
 
 def stop(pid: int) -> psutil.Process:
@@ -101,3 +123,36 @@ def test_a_signal_that_comes_while_a_launcher_is_being_imported_has_its_code(tmp
     argv = [sys.executable, "launcher.py"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=False, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (143, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["grpc", "tf_data"])
+def test_a_host_whose_services_knew_the_coordinator_does_not_wait_for_it_as_if_it_had_yet_to_come(
+    tmp_path: Path, engine: str
+) -> None:
+    """Services can find it before their launcher does; if it is lost in between, so is the host's part."""
+    job = LocalJob(tmp_path, 2, 1, ["--lease-s=3", "--workers-per-host=1", f"--engine={engine}"])
+    config = CoordinatorConfig(
+        port=job.cluster.control_port,
+        data=("data-1", "data-2"),
+        trainers=("trainer-1",),
+        journal=tmp_path / "journal.json",
+        run_id="run-1",
+        lease_s=3.0,
+        start_timeout_s=600.0,
+    )
+    argv = [sys.executable, "-c", DEAF, config.to_json()]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as coordinator, job:
+        try:
+            assert coordinator.stdout is not None
+            assert coordinator.stdout.readline() == "ready\n"
+            job.start("data-2")
+            met = RunDir(job.run_dir).met("data-2")
+            wait_until("that a service has found the coordinator", met.exists)
+            assert job.launchers["data-2"].poll() is None
+        finally:
+            coordinator.kill()
+        killed_s = time.monotonic()
+        assert job.wait(60) == {"data-2": 4}, job.outputs()
+        assert job.ended_s["data-2"] - killed_s < 3 + 10
+        assert "has not answered for 3 s: the first data host (data-1) is lost" in job.failure()["message"]

@@ -9,7 +9,9 @@ from contextlib import ExitStack
 
 import pytest
 
+from hetero._proto import control_pb2 as pb
 from hetero.clusters.local import free_port
+from hetero.control.channel import Channel
 from hetero.control.config import CONTROL_PORTS
 from hetero.control.state import HostReport
 from hetero.errors import PortInUse, Unauthorised
@@ -46,6 +48,48 @@ def test_a_coordinator_takes_the_next_free_port_and_is_found_there(start_coordin
     client = make_client(f"127.0.0.1:{first}", "t1", cluster="ours")
     client.register(HostReport(), 30.0)
     assert client.address == coordinator.address
+
+
+def test_the_other_ports_do_not_make_a_coordinator_found_later(start_coordinator, make_client, ports):
+    """Between the ports of one round nobody pauses: the right one is asked as often as if it were the only one."""
+    first, _ = ports
+    client = make_client(f"127.0.0.1:{first}", "t1", cluster="ours")
+    asked: list[str] = []
+    pauses: list[float] = []
+    channel = client._channel
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        if sum(map(bool, pauses)) == 10:
+            start_coordinator(port=first, cluster="ours")
+        return False
+
+    def call_once(*args):
+        asked.append(channel.address)
+        return Channel.call_once(channel, *args)
+
+    channel._closed.wait = pause
+    channel.call_once = call_once
+    client.register(HostReport(), 30.0)
+    assert asked[: 4 * 10] == [f"127.0.0.1:{first + number}" for number in range(CONTROL_PORTS)] * 10
+    assert [bool(seconds) for seconds in pauses[: 4 * 10]] == [False, False, False, True] * 10
+
+
+def test_who_knows_of_another_process_where_it_is_asks_there_next(start_coordinator, make_client, ports):
+    """Though the first port hangs: its owner never says a word."""
+    first, take = ports
+    take(0)
+    start_coordinator(port=first, cluster="ours")
+    found: list[str] = []
+    client = make_client(f"127.0.0.1:{first}", "t1", cluster="ours", on_found=found.append)
+    client.look_at("127.0.0.1:1")  # no port of this job's
+    assert client.address == f"127.0.0.1:{first}"
+    client.look_at(f"127.0.0.1:{first + 1}")
+    client._channel.call_once("GetStatus", pb.GetStatusRequest(), 5.0)
+    assert found == [f"127.0.0.1:{first + 1}"]
+    client.look_at(f"127.0.0.1:{first}")  # it was found: others know no better
+    client._channel.call_once("GetStatus", pb.GetStatusRequest(), 5.0)
+    assert found == [client.address] == [f"127.0.0.1:{first + 1}"]
 
 
 def test_with_all_of_them_taken_the_error_names_port_owner_and_option(start_coordinator, ports):
