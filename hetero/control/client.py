@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -32,11 +33,10 @@ logger = logging.getLogger(__name__)
 CHECK_INTERVAL_S = 0.25
 
 
-class ControlClient:
+class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
     """Talks to the coordinator for one host, or for nobody in particular (`status`, `watch`).
 
-    Nothing connects before the first call. All methods may be called from any thread; `close` ends every thread that
-    was started.
+    Nothing connects before the first call. Any thread may call any method; `close` ends every thread that was started.
 
     Args:
         address: The coordinator's "host:port".
@@ -187,8 +187,7 @@ class ControlClient:
             if check is not None:
                 check()
         trouble = f" ({self._channel.trouble})" if self._channel.trouble else ""
-        silence = f"the coordinator did not answer{trouble}"
-        seen = silence if self._state is None else f"the job is {self._state.phase.value}"
+        seen = f"the job is {self._state.phase.value}" if self._state else f"the coordinator did not answer{trouble}"
         raise PeerNeverCame(
             f"{what} did not come within {limit_s:g} s; {seen}. Look at the logs of the other hosts, "
             f"`hetero status {self.address}` lists them."
@@ -352,9 +351,6 @@ class ControlClient:
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(2.0)
 
-    def __enter__(self) -> ControlClient:  # noqa: PYI034 - Self needs Python 3.11
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -392,8 +388,7 @@ class ControlClient:
                 return
             self._state = state
             self._lock.notify_all()
-            callbacks = tuple(self._callbacks)
-            for callback in callbacks:
+            for callback in tuple(self._callbacks):
                 self._tell(callback, state)
 
     def _tell(self, callback: Callable[[JobState], None], state: JobState) -> None:
