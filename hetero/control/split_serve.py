@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 STATS_INTERVAL_S = 1.0
 MAX_LIST_BYTES = 15 * 1024 * 1024
 _WHY_IS_LOST = "Internal error from Core"  # gRPC's word for a write that fails as the call ends, not for why it did
+_REFUSAL_S = 0.25  # for a refusal to come, where a write would hide it
 _PATH = "/hetero.v1.Splits/Serve"
 
 
@@ -81,6 +82,7 @@ class ServeLink:
         self._ended: set[int] = set()
         self._heard = False  # whether the coordinator has said something on this stream
         self._silent = False  # whether its loss was logged
+        self._why_is_lost = False  # whether a write hid why the last stream ended
         self._worked = False  # whether it was ever heard
 
     def send(self, request: pb.ServeRequest) -> None:
@@ -125,8 +127,11 @@ class ServeLink:
         first = pb.ServeRequest(hello=hello, wanted=self._listener.wanted())
         first.MergeFrom(self._unsettled)
         self._heard = False
-        tasks = [asyncio.create_task(job) for job in (self._write(call, first), self._read(call))]
+        tasks = [asyncio.create_task(self._read(call))]
         try:
+            if self._why_is_lost:
+                await asyncio.wait(tasks, timeout=_REFUSAL_S)
+            tasks.append(asyncio.create_task(self._write(call, first)))
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
@@ -173,8 +178,9 @@ class ServeLink:
 
     def _complain(self, error: Exception) -> None:
         what = transport.explain(details(error), self._tls, worked=self._worked)
-        if _WHY_IS_LOST in what:
-            return  # the next try may tell
+        self._why_is_lost = _WHY_IS_LOST in what
+        if self._why_is_lost:
+            return  # the next try tells: it listens before it writes
         if not self._silent:
             logger.warning("the feed of %s has lost the coordinator, trying on: %s", self._host, what)
             self._silent = True
