@@ -66,6 +66,8 @@ class Server:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
+            if not line.endswith("\n"):
+                return  # killed in mid-line
             word, number = line.split()
             if word == "port":
                 self.up_s = time.monotonic() - self.started

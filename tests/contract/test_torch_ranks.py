@@ -69,12 +69,14 @@ class FakeRanks:
         """Return the rank's next JSON line that has the key; pytest's own timeout is the deadline."""
         stdout = self.processes[rank].stdout
         assert stdout is not None
+        said = []
         for line in stdout:
+            said.append(line)
             if line.startswith("{"):
                 found = json.loads(line)
                 if key in found:
                     return dict(found)
-        pytest.fail(f"rank {rank} ended with {self.processes[rank].wait()} before it said {key!r}")
+        pytest.fail(f"rank {rank} ended with {self.processes[rank].wait()} before it said {key!r}: {''.join(said)}")
 
     def end(self) -> None:
         for process in self.processes.values():

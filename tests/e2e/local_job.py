@@ -127,13 +127,16 @@ class LocalJob:
             found = state.host(host) if state else None
             return next((p.pid for p in found.processes if p.name == process and p.pid), None) if found else None
 
-        return wait_until(f"{process} on {host}", find, timeout_s)
+        found = wait_until(f"{process} on {host}", lambda: find() or (-1 if self._over() else None), timeout_s)
+        assert found > 0, f"the job ended before {process} of {host} was found: {self.outputs()}"
+        return found
 
     def kill(self, host: str, process: str) -> int:
-        """SIGKILL a process of a host, make sure that it is gone, and return its pid."""
+        """SIGKILL a process of a host, make sure that it is gone, and return its pid; lets held training go on."""
         pid = self.pid(host, process)
         victim = psutil.Process(pid)
         assert process.split("-", maxsplit=1)[0] in " ".join(victim.cmdline()), "the coordinator named another process"
+        (self.run_dir / "go").touch()
         victim.send_signal(signal.SIGKILL)
         wait_until(f"the death of {process}", lambda: _is_dead(victim), 10)
         return pid

@@ -19,11 +19,13 @@ from hetero.control.config import CONTROL_PORTS
 
 LEASE_S = 3.0
 SLOW = ["--rows=60", "--pieces=10", "--step-s=0.05", f"--lease-s={LEASE_S}", "--grace-s=2"]
+HELD = [*SLOW, "--hold-step=10"]  # until `LocalJob.kill`
+ENDLESS = [*SLOW, "--epochs=1000"]  # only the fault ends it
 TOTAL = 600
 
 
 def test_a_killed_worker_is_replaced_and_the_epoch_ends(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 1, 1, SLOW) as job:
+    with LocalJob(tmp_path, 1, 1, HELD) as job:
         job.start().wait_for_steps(5)
         job.kill("data-1", "worker-0")
         codes = job.wait()
@@ -38,7 +40,7 @@ def test_a_killed_worker_is_replaced_and_the_epoch_ends(tmp_path: Path) -> None:
 
 
 def test_a_killed_dispatcher_resumes_and_no_row_comes_twice_or_never(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 2, 1, [*SLOW, "--epochs=2"]) as job:
+    with LocalJob(tmp_path, 2, 1, [*HELD, "--epochs=2"]) as job:
         job.start().wait_for_steps(5)
         job.kill("data-1", "dispatcher")
         codes = job.wait()
@@ -49,7 +51,7 @@ def test_a_killed_dispatcher_resumes_and_no_row_comes_twice_or_never(tmp_path: P
 
 @pytest.mark.slow
 def test_a_killed_coordinator_is_restarted_and_nothing_is_lost(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 1, 1, [*SLOW, "--epochs=2"]) as job:
+    with LocalJob(tmp_path, 1, 1, [*HELD, "--epochs=2"]) as job:
         job.start().wait_for_steps(5)
         job.kill("data-1", "coordinator")
         assert set(job.wait().values()) == {0}, job.outputs()
@@ -58,7 +60,7 @@ def test_a_killed_coordinator_is_restarted_and_nothing_is_lost(tmp_path: Path) -
 
 
 def test_killed_ranks_fail_the_trainer_and_free_the_data_hosts(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 2, 1, [*SLOW, "--ranks-per-host=2"]) as job:
+    with LocalJob(tmp_path, 2, 1, [*ENDLESS, "--ranks-per-host=2"]) as job:
         job.start().wait_for_steps(5)
         for rank in ("rank-0", "rank-1"):
             psutil.Process(job.pid("trainer-1", rank)).send_signal(signal.SIGKILL)
@@ -71,7 +73,7 @@ def test_killed_ranks_fail_the_trainer_and_free_the_data_hosts(tmp_path: Path) -
 
 
 def test_the_chief_host_vanishes_and_the_data_hosts_leave_when_the_lease_lapses(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 2, 1, SLOW) as job:
+    with LocalJob(tmp_path, 2, 1, ENDLESS) as job:
         job.start().wait_for_steps(5)
         rank = psutil.Process(job.pid("trainer-1", "rank-0"))
         job.launchers["trainer-1"].kill()
@@ -96,7 +98,7 @@ def test_what_training_raises_is_the_cause(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_failure_on_another_host_is_the_cause_on_the_chief_too(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 1, 2, SLOW) as job:
+    with LocalJob(tmp_path, 1, 2, ENDLESS) as job:
         job.start().wait_for_steps(5)
         job.kill("trainer-2", "rank-0")
         assert job.wait() == {"data-1": 0, "trainer-1": 1, "trainer-2": 1}, job.outputs()
@@ -120,7 +122,7 @@ def test_training_goes_on_when_the_second_data_host_is_lost(tmp_path: Path, how:
 
 
 def test_training_ends_when_the_only_data_host_is_told_to_go(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 1, 1, SLOW) as job:
+    with LocalJob(tmp_path, 1, 1, ENDLESS) as job:
         job.start().wait_for_steps(5)
         job.launchers["data-1"].terminate()
         told_s = time.monotonic()
@@ -131,7 +133,7 @@ def test_training_ends_when_the_only_data_host_is_told_to_go(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_training_ends_when_the_only_data_host_vanishes(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 1, 1, SLOW) as job:
+    with LocalJob(tmp_path, 1, 1, ENDLESS) as job:
         job.start().wait_for_steps(5)
         job.launchers["data-1"].kill()
         killed_s = time.monotonic()
@@ -142,7 +144,7 @@ def test_training_ends_when_the_only_data_host_vanishes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_training_ends_when_the_first_of_two_data_hosts_vanishes(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 2, 1, SLOW) as job:
+    with LocalJob(tmp_path, 2, 1, ENDLESS) as job:
         job.start().wait_for_steps(5)
         job.launchers["data-1"].kill()
         assert job.wait() == {"data-1": -signal.SIGKILL, "data-2": 4, "trainer-1": 4}, job.outputs()
@@ -151,7 +153,7 @@ def test_training_ends_when_the_first_of_two_data_hosts_vanishes(tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_chief_vanishes_from_a_homogeneous_job(tmp_path: Path) -> None:
-    with LocalJob(tmp_path, 0, 2, SLOW) as job:
+    with LocalJob(tmp_path, 0, 2, ENDLESS) as job:
         job.start().wait_for_steps(5)
         job.launchers["trainer-1"].kill()
         killed_s = time.monotonic()
@@ -223,7 +225,7 @@ def test_a_wrong_token_is_refused_and_disturbs_nobody(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_to_the_chief_stops_the_job_everywhere(tmp_path: Path, signum: signal.Signals) -> None:
-    with LocalJob(tmp_path, 1, 2, SLOW) as job:
+    with LocalJob(tmp_path, 1, 2, ENDLESS) as job:
         job.start().wait_for_steps(5)
         job.launchers["trainer-1"].send_signal(signum)
         codes = job.wait()

@@ -1,7 +1,8 @@
 """A job of the tests: rows that are only numbers, and a train function that writes down which ones it saw.
 
 Options: rows (per split), pieces (number of splits), step_s (time that a step takes), fail_epoch and fail_step (raise
-there), exit_step (sys.exit(0) there), linger_rank (never ends), collective (allreduce in each step).
+there), exit_step (sys.exit(0) there), linger_rank (never ends), collective (allreduce in each step), hold_step (waits
+there until the file "go" is in the run folder, so that a fault finds training).
 """
 
 import json
@@ -23,6 +24,7 @@ job = hetero.Job(
     collective=True,
     linger_rank=-1,
     vanish_step=-1,
+    hold_step=-1,
 )
 
 
@@ -75,6 +77,8 @@ def train(ctx):
                 if step == ctx.params["exit_step"]:
                     sys.exit(0)
                 time.sleep(ctx.params["step_s"])
+                while steps == ctx.params["hold_step"] and not (ctx.run_dir / "go").exists():
+                    time.sleep(0.01)
                 steps += 1
     if ctx.rank == ctx.params["linger_rank"]:
         linger(ctx.run_dir / "lingering")

@@ -304,7 +304,7 @@ def test_posts_from_many_threads_and_signals_are_all_returned_in_order(superviso
         assert isinstance(event, tuple)
         seen.setdefault(event[0], []).append(event[1])
     assert all(seen[n] == list(range(count)) for n in range(3))
-    assert seen.get("signal", []) == posted
+    assert sorted(seen.get("signal", [])) == posted  # one may interrupt another one's handler
 
 
 def test_end_of_a_child_is_known_within_milliseconds(supervisor: Supervisor, python: MakeSpec, lines: Lines) -> None:
