@@ -207,7 +207,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             report: Called in the thread before each heartbeat; while it raises, the last report is sent.
             on_unreachable: Called in the thread after each heartbeat without an answer, with the seconds since the last
                 one; not after the job's end was seen. It decides when that is too long.
-            interval_s: Time between heartbeats; by default a tenth of the lease, at most 1 s.
+            interval_s: Time between heartbeats; by default a tenth of the lease, at most 2 s.
         """
         interval_s = interval_s or heartbeat_interval_s(self.lease_s or 30.0)
         last = HostReport()
@@ -219,7 +219,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             except Exception:  # a host that cannot count its workers is alive all the same
                 logger.exception("cannot make a report; the last one is sent again")
             request = pb.HeartbeatRequest(host=self.host, report=report_to_proto(last))
-            timeout_s = max(2 * interval_s, min(2.0, (self.lease_s or 30.0) / 6))
+            timeout_s = min(2.0, max(2 * interval_s, (self.lease_s or 30.0) / 6))
             reply = self._channel.call_once("Heartbeat", request, timeout_s)
             if not reply.known:
                 self._channel.call_once("Register", self._registration(last), timeout_s)

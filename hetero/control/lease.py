@@ -14,8 +14,8 @@ HELD_UP_S = 5.0
 
 
 def heartbeat_interval_s(lease_s: float) -> float:
-    """Return how often a lease is renewed: ten times in its length, at least once a second."""
-    return min(1.0, lease_s / 10)
+    """Return how often a lease is renewed: ten times in its length, at least every other second."""
+    return min(2.0, lease_s / 10)
 
 
 class Lease:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from dataclasses import replace
@@ -17,6 +21,8 @@ from certificates import CertificateAuthority, openssl
 from hetero import tls
 from hetero.errors import SettingsError
 from hetero.tls import PLAIN, Tls
+
+DEADLINE_S = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -191,3 +197,31 @@ def test_text_that_has_nothing_to_do_with_tls_stays_as_it_is(host: Tls) -> None:
     for files in (PLAIN, host):
         assert tls.explain("Connection refused", files) == "Connection refused"
     assert not tls.is_handshake("Connection refused")
+
+
+def test_a_thread_that_waits_for_a_call_is_not_woken_ten_times_a_second() -> None:
+    tls.channel("127.0.0.1:1").close()
+    assert grpc._common.MAXIMUM_WAIT_TIMEOUT >= 1.0
+
+
+def test_a_call_that_waits_for_ever_is_left_by_a_signal() -> None:
+    """What gRPC's many looks were for: the handler runs at once, not only when a thread looks, here once an hour."""
+    code = """
+import signal, sys
+from hetero import tls
+tls._LONGEST_WAIT_S = 3600.0
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+with tls.channel(sys.argv[1], (("grpc.enable_http_proxy", 0),)) as channel:
+    channel.unary_unary("/a/b")(b"", wait_for_ready=True)
+"""
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # takes connections and never answers
+        listener.settimeout(DEADLINE_S)
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        child = subprocess.Popen([sys.executable, "-c", code, address])
+        try:
+            listener.accept()[0].close()  # it calls
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(DEADLINE_S) == 7
+        finally:
+            child.kill()
+            child.wait()
