@@ -134,6 +134,20 @@ def _report_failure(error: BaseException) -> None:
             path.write_text(sagemaker_text(failure), encoding="utf-8")
 
 
+def _forget_outcome(config: HostConfig) -> None:
+    """Begin without the outcome of an earlier run, where this launcher has the folder to itself.
+
+    A container that is started again finds its files as they were. Virtual hosts share a folder and mpirun's launchers
+    a host: there another one may just have written why it failed.
+    """
+    if config.topology.container and config.mpi is None:
+        config.run().forget_outcome()
+        path = clusters.failure_file(os.environ)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
 def _end_when_told() -> None:
     """Hear signals, and of the end of whoever started this launcher."""
     for signum in (signal.SIGTERM, signal.SIGINT):  # until HostLife takes them over there is nobody to tell
@@ -153,6 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         prepared = prepare(clusters.arguments(arguments, os.environ), os.environ, started_s)
         prepared.config.run().create()
+        _forget_outcome(prepared.config)
     except HeteroError as error:
         _report_failure(error)
         if MpiRank.started(os.environ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -146,6 +147,12 @@ class RunDir:
         except OSError as error:
             problem = f"cannot make --run-dir {self.path}: {error.strerror}. Name a folder that can be written"
             raise SettingsError([problem]) from error
+
+    def forget_outcome(self) -> None:
+        """Remove what an earlier run in this folder came to, so that nobody takes it for this one's."""
+        for path in (self.summary, self.failure, self.metrics):
+            with contextlib.suppress(OSError):  # a folder that cannot be written is complained of where it is written
+                path.unlink()
 
     def refuse_if_used(self) -> None:
         """Raise SettingsError if the folder already holds a run: a second one would mix with it."""

@@ -30,8 +30,8 @@ def start(base: Path, host: str, options: list[str]) -> subprocess.Popen[str]:
         "network_interface_name": "lo",
     }
     folder = base / host / "input" / "config"
-    folder.mkdir(parents=True)
-    (base / host / "output").mkdir()
+    folder.mkdir(parents=True, exist_ok=True)
+    (base / host / "output").mkdir(exist_ok=True)
     (folder / "resourceconfig.json").write_text(json.dumps(config))
     (folder / "hyperparameters.json").write_text("{}")
     (folder / "inputdataconfig.json").write_text("{}")
@@ -63,10 +63,15 @@ def test_a_heterogeneous_job_trains_and_leaves_its_files_where_sagemaker_takes_t
 
 
 @pytest.mark.slow
-def test_the_cause_of_a_failure_is_what_sagemaker_shows(tmp_path: Path) -> None:
+def test_the_cause_of_a_failure_is_what_sagemaker_shows_until_the_containers_start_again(tmp_path: Path) -> None:
     codes = run(tmp_path, "--fail_epoch", "0", "--fail_step", "2")
     assert codes == {DATA: 0, TRAINER: 1}, (tmp_path / f"{TRAINER}.out").read_text()
     text = (tmp_path / TRAINER / "output" / "failure").read_text()
     assert text.startswith("ValueError: the loss is not a number")
     assert len(text) <= 1024
     assert not (tmp_path / DATA / "output" / "failure").exists()
+
+    codes = run(tmp_path)  # the containers are started again, with the files that they had
+    assert codes == {DATA: 0, TRAINER: 0}, (tmp_path / f"{TRAINER}.out").read_text()
+    assert not (tmp_path / TRAINER / "output" / "failure").exists()
+    assert not (tmp_path / TRAINER / "output" / "data" / "hetero" / "failure.json").exists()

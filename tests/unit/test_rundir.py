@@ -119,6 +119,16 @@ def test_a_folder_that_holds_a_run_is_refused(tmp_path: Path, name: str) -> None
         run.refuse_if_used()
 
 
+def test_the_outcome_of_an_earlier_run_is_forgotten_and_nothing_else(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.forget_outcome()  # there is none
+    for path in (run.summary, run.failure, run.metrics, run.log("a", "rank-0")):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    run.forget_outcome()
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["logs"]
+
+
 def test_a_folder_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None:
     RunDir(tmp_path / "a" / "b").create()
     assert (tmp_path / "a" / "b").is_dir()
