@@ -29,6 +29,7 @@ from hetero.listing import explained, input_context, list_for_tf_data, share_out
 from hetero.local_workers import AUTO
 from hetero.rundir import RunDir, read_json, write_json_atomic
 from hetero.stopping import Stopping
+from hetero.training.device import SimulatedDevice
 from hetero.training.meter import StepMeter
 from hetero.training.peers import follows_from_a_peer
 from hetero.training.torch_peers import free_port
@@ -53,22 +54,41 @@ def _host_and_port(address: str) -> tuple[str, int]:
 
 
 class RankFeed:
-    """What a TrainContext draws from: the input stream seen through the meter, as long as nobody stops the rank."""
+    """What a TrainContext draws from: the input stream seen through the meter, as long as nobody stops the rank.
 
-    def __init__(self, stream: InputStream, meter: StepMeter, stopping: Stopping, channels: Channels) -> None:
+    Args:
+        device: The simulated accelerator that runs a step on each batch; None where there is none.
+    """
+
+    def __init__(
+        self,
+        stream: InputStream,
+        meter: StepMeter,
+        stopping: Stopping,
+        channels: Channels,
+        device: SimulatedDevice | None = None,
+    ) -> None:
         self._stream, self._meter, self._stopping, self._channels = stream, meter, stopping, channels
+        self._device = device
         self.logged: dict[str, Any] = {}
         self.error: HeteroError | None = None
 
     def batches(self, epoch: int) -> Iterator[Any]:
         """Yield this rank's batches of an epoch, measured."""
+        self.finish_step()
+        batches = self._meter.batches(epoch, self._at_boundaries(epoch))
         try:
-            yield from self._meter.batches(epoch, self._at_boundaries(epoch))
+            yield from batches if self._device is None else self._device.drive(batches, self._meter.log)
         except HeteroError as error:
             self.error = explained(error, self._channels)
             if self.error is error:
                 raise
             raise self.error from error
+
+    def finish_step(self) -> None:
+        """Wait for the device, where the loop has left an epoch early."""
+        if self._device is not None:
+            self._meter.lengthen(self._device.finish())
 
     def _at_boundaries(self, epoch: int) -> Iterator[Batch]:
         """Yield the batches of an epoch; before each is asked for, the step before it is over."""
@@ -141,6 +161,8 @@ class Rank:
             interface = environment.get("HOROVOD_GLOO_IFACE") or horovod.interface_to(*_host_and_port(rendezvous))
             self._announce_peers(exchange, rank, size, dict(slots)[config.host], master=rendezvous, interface=interface)
         run = config.run()
+        stopping = self._make_stopping(rank)
+        device = self._make_device(stopping)
         meter = StepMeter(
             metrics=run.metrics if rank == 0 else None,
             epochs=settings.epochs,
@@ -148,6 +170,7 @@ class Rank:
             progress=os.environ.get("HETERO_PROGRESS", "plain") if rank == 0 else "off",
             started_at=config.started_s,
             sums=run.meter(config.host, f"rank-{self._local_rank}") if settings.local_workers == AUTO else None,
+            device=device.describe if device is not None else None,
         )
         over_feed = config.engine == "grpc"
         opener = self._opener(job, rank, size, exchange, ready.run_id, dict(slots))
@@ -164,8 +187,7 @@ class Rank:
             ordered=settings.deterministic or not over_feed,
             digest=settings.deterministic,
         )
-        stopping = self._make_stopping(rank)
-        feed = RankFeed(stream, meter, stopping, config.channels())
+        feed = RankFeed(stream, meter, stopping, config.channels(), device)
         context = TrainContext(
             feed=feed,
             rank=rank,
@@ -187,9 +209,7 @@ class Rank:
             if isinstance(opener, FeedOpener):
                 at_last.callback(opener.close)  # others may still train, and need its word on what has arrived here
             try:
-                assert job.train_function is not None  # noqa: S101  load_job checked it
-                with stopping.training(), _exit_0_is_return(), feed.own_errors():
-                    job.train_function(context)
+                self._train(job, context, feed, stopping)
             finally:
                 meter.close()
                 stream.close()
@@ -199,6 +219,7 @@ class Rank:
                 **meter.result().to_dict(),
                 "dropped_rows": stream.dropped_rows,
                 "digest": stream.digest,
+                "device": {"busy_s": device.busy_s, "idle_s": device.idle_s} if device is not None else None,
                 "results": feed.logged,
             }
             self._collect(result, rank, size, exchange, run)
@@ -209,6 +230,18 @@ class Rank:
             exchange.close()
         if server is not None:
             server.stop()
+
+    @staticmethod
+    def _train(job: Job, context: TrainContext, feed: RankFeed, stopping: Stopping) -> None:
+        assert job.train_function is not None  # noqa: S101  load_job checked it
+        with stopping.training(), feed.own_errors():
+            with _exit_0_is_return():
+                job.train_function(context)
+            feed.finish_step()
+
+    def _make_device(self, stopping: Stopping) -> SimulatedDevice | None:
+        step_s = self._config.settings.device_step_ms / 1000
+        return SimulatedDevice(step_s, sleep=stopping.pause) if step_s > 0 else None
 
     def _make_stopping(self, rank: int) -> Stopping:
         run, host = self._config.run(), self._config.host

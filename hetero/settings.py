@@ -59,6 +59,7 @@ class Settings:
     bad_split: str = "fail"
     prefetch_bytes: int = 256 * MIB
     buffer_bytes: int = 512 * MIB
+    device_step_ms: float = 0.0
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_ca: Path | None = None

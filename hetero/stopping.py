@@ -120,6 +120,10 @@ class Stopping:
         self._save_once("")
         leave(EXIT_CODE)
 
+    def pause(self, seconds: float) -> bool:
+        """Sleep; return at once, and True, where the job is stopped: what is slept through here needs no end."""
+        return self._asked.wait(seconds)
+
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Cover the call of `train`: however it ends, a stop that was asked for is carried out."""

@@ -10,6 +10,7 @@ from typing import Any
 from hetero.control.state import HostReport, HostState, JobState
 from hetero.host import HostConfig, local_key
 from hetero.rundir import read_json, write_json_atomic
+from hetero.training.device import stall
 
 
 def write_summary(
@@ -71,6 +72,7 @@ def summarise(  # noqa: PLR0917  each is another witness
             "trainer": round(sum(cpu_s.get(host.name, 0.0) for host in topology.trainers), 2),
         },
         "local_workers": _local_workers(config, state, local),
+        "simulated_device": _simulated_device(config.settings.device_step_ms, ranks),
         "replayed_batches": state.replayed_batches if state else 0,
         "lost_workers": lost,
         # A tf.data worker takes the rows that it had begun with it, and nobody knows how many those were.
@@ -84,6 +86,16 @@ def summarise(  # noqa: PLR0917  each is another witness
         "batch_digests": [rank.get("digest") for rank in ranks] if config.settings.deterministic else None,
         "results": first.get("results", {}),
     }
+
+
+def _simulated_device(step_ms: float, ranks: Sequence[Mapping[str, Any]]) -> dict[str, float | None] | None:
+    """Return what the simulated accelerators of all ranks did; None without them."""
+    if step_ms == 0:
+        return None
+    devices = [rank["device"] for rank in ranks]
+    busy_s, idle_s = (_sum(device[name] for device in devices) for name in ("busy_s", "idle_s"))
+    part = None if busy_s is None or idle_s is None else stall(busy_s, idle_s)
+    return {"step_ms": step_ms, "busy_s": busy_s, "idle_s": idle_s, "stall": part}
 
 
 def _local_workers(

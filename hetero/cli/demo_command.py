@@ -15,7 +15,7 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 
 from hetero.cli.cluster import ClusterSpec, exit_code_of, run_cluster
-from hetero.cli.run_command import figure, percent
+from hetero.cli.run_command import device_rows, figure, percent
 from hetero.errors import ChildFailed
 from hetero.process.console import Console
 from hetero.process.failure import Failure
@@ -128,6 +128,9 @@ def _table(before: Mapping[str, Any], after: Mapping[str, Any]) -> Table:
     }
     for name, value in rows.items():
         table.add_row(name, value(before), value(after))
+    device_before, device_after = device_rows(before), device_rows(after)
+    for name in device_before:
+        table.add_row(name, device_before[name], device_after[name])
     ratio = speed_up(before, after)
     table.add_row("speed-up", "1.00 x", f"{ratio:.2f} x" if ratio else "-")
     return table

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console as RichConsole
@@ -155,6 +155,7 @@ def summary_table(summary: dict[str, object]) -> Table:
         "input wait": percent(summary["input_wait_fraction"]),
         "rows/s": figure(summary["rows_per_s"], "", 0),
         "training": figure(summary["train_s"], "s", 1),
+        **device_rows(summary),
     }
     for name, text in rows.items():
         table.add_row(name, text)
@@ -162,6 +163,17 @@ def summary_table(summary: dict[str, object]) -> Table:
     for name, value in (results if isinstance(results, dict) else {}).items():
         table.add_row(str(name), f"{value:.4g}" if isinstance(value, float) else str(value))
     return table
+
+
+def device_rows(summary: Mapping[str, Any]) -> dict[str, str]:
+    """Return the figures of the simulated accelerator by their names; empty where there was none."""
+    device = summary.get("simulated_device")
+    if device is None:
+        return {}
+    return {
+        "simulated accelerator": f"{device['step_ms']:g} ms a step",
+        "simulated stall": figure(100 * device["stall"] if device["stall"] is not None else None, "%", 2),
+    }
 
 
 def figure(value: object, unit: str, digits: int) -> str:

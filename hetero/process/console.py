@@ -136,7 +136,8 @@ class _Bar:
             completed=epoch + part,
             description=f"epoch {min(epoch + 1, epochs)}/{epochs}",
             figures=f"step {step:.0f}  {_number(values, 'rows_per_s'):.0f} rows/s  "
-            f"input wait {100 * _number(values, 'wait_fraction'):.0f} %",
+            f"input wait {100 * _number(values, 'wait_fraction'):.0f} %"
+            + ("  simulated accelerator" if values.get("simulated") else ""),
             refresh=True,
         )
 

@@ -115,6 +115,8 @@ class StepMeter:
         sums: File that gets the sums over all finished steps but the first, `steps, rows, step_s, wait_s`, at most once
             a second; None writes none.
         emit: Where progress lines go.
+        device: Describes the simulated accelerator that the steps are taken on, for the end of each plain progress
+            line; None where there is none.
         clock: Monotonic seconds.
         wall: Seconds since 1970.
     """
@@ -130,6 +132,7 @@ class StepMeter:
         interval_s: float = 5.0,
         sums: Path | None = None,
         emit: Callable[[str], None] | None = None,
+        device: Callable[[], str] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -138,6 +141,7 @@ class StepMeter:
         self._epochs, self._size, self._progress = epochs, size, progress
         self._interval_s = interval_s / 10 if progress == "events" else interval_s
         self._emit = emit if emit is not None else _print_line
+        self._device = device
         self._clock, self._wall, self._started_at = clock, wall, started_at
         self._file = _MetricsFile(metrics, clock) if metrics is not None else None
         self._logged: dict[str, Any] = {}
@@ -193,6 +197,11 @@ class StepMeter:
     def log(self, **values: Any) -> None:
         """Add what the job measured to the line of the current step; numpy and TensorFlow scalars become numbers."""
         self._logged.update({name: _plain(value) for name, value in values.items()})
+
+    def lengthen(self, seconds: float) -> None:
+        """Count these seconds to the step that ended last: its loop had left the epoch, its device was not done."""
+        if self._pending is not None:
+            self._pending.compute_s += seconds
 
     def close(self) -> None:
         """End the measuring and write what is left. May be repeated; a broken-off step is not counted."""
@@ -284,7 +293,7 @@ class StepMeter:
             step_ms, wait_ms = 1000 * window.step_s / window.steps, 1000 * window.wait_s / window.steps
             self._emit(
                 f"hetero_step_ms={step_ms:.2f} hetero_wait_ms={wait_ms:.2f} hetero_rows_per_s={rows_per_s:.1f} "
-                f"epoch={epoch + 1} step={taken}"
+                f"epoch={epoch + 1} step={taken}" + (f" {self._device()}" if self._device is not None else "")
             )
             return
         event = {
@@ -297,6 +306,7 @@ class StepMeter:
             "step_ms": round(1000 * window.step_s / window.steps, 3) if timed else None,
             "wait_fraction": round(window.wait_s / window.step_s, 4) if timed else None,
             "epoch_ended": with_pending,
+            "simulated": self._device is not None,
         }
         self._emit(EVENT_MARK + json.dumps(event))
 
