@@ -121,6 +121,28 @@ def test_rank_0_that_waits_for_input_leaves_a_checkpoint(tmp_path: Path, data_ho
         assert "a checkpoint was written at epoch 0, step 5" in job.failure()["message"]
 
 
+@pytest.mark.parametrize(
+    ("data_hosts", "told", "code"), [(0, "trainer-1", 143), (1, "trainer-2", 143), (1, "data-1", 4)]
+)
+def test_a_stop_does_not_wait_for_a_step_of_a_simulated_device(
+    tmp_path: Path, data_hosts: int, told: str, code: int
+) -> None:
+    with stopping_job(tmp_path, data_hosts, 2, "--device-step-ms=60000") as job:
+        job.start().wait_for_steps(1)
+        job.wait_for_steps(1, rank=1)
+        codes, _ = stop(job, told)
+        assert (codes["trainer-1"], codes["trainer-2"]) == (code, code), job.outputs()
+        assert weights(job) == [1, 1]
+        assert "at epoch 0, step 1: checkpoint written" in job.output("trainer-1")  # and not after a third of the grace
+
+
+def test_a_job_without_a_checkpoint_is_stopped_in_a_step_of_a_simulated_device_too(tmp_path: Path) -> None:
+    with stopping_job(tmp_path, 0, 1, "--device-step-ms=60000", "--saves=never") as job:
+        job.start().wait_for_steps(1)
+        codes, _ = stop(job, "trainer-1")
+        assert codes == {"trainer-1": 143}, job.outputs()
+
+
 @pytest.mark.parametrize("trainer_hosts", [1, 2])
 def test_rank_0_in_the_middle_of_a_collective_leaves_a_checkpoint_after_a_third_of_the_grace(
     tmp_path: Path, trainer_hosts: int

@@ -74,6 +74,15 @@ def blocked() -> None:
     ctypes.CDLL(None).read(os.pipe()[0], ctypes.create_string_buffer(1), 1)  # comes back for no signal
 
 
+def on_a_device() -> None:
+    """Sleep through a step of a device that takes longer than any grace."""
+    stopping.boundary(0, 0)
+    ready()
+    stopping.pause(1000)
+    stopping.boundary(0, 1)
+    raises()  # a rank other than 0: what it would wait for in its next step has gone
+
+
 def ends_late() -> None:
     """End the step when the other thread has begun to save, which takes longer than that."""
     stopping.boundary(0, 0)
@@ -135,6 +144,7 @@ def with_a_fork() -> None:
 
 TRAIN: dict[str, Callable[[], None]] = {
     "steps": lambda: steps(0.02),
+    "on_a_device": on_a_device,
     "ends_late": ends_late,
     "blocked": blocked,
     "returns": returns,

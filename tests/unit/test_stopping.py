@@ -107,6 +107,16 @@ def test_rank_0_that_does_not_come_back_to_python_saves_after_a_third_of_the_gra
     assert "at epoch 2, step 7 (no end of the step within 0.4 s): checkpoint written" in output
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_stop_ends_what_a_rank_sleeps_through_on_a_device(tmp_path: Path, number: int) -> None:
+    with rank(tmp_path, "on_a_device", number=number) as stopped:
+        code, output = stopped.order().signal().end()
+    assert code == 143
+    assert stopped.saves == ([[True, 0, 0]] if number == 0 else [])
+    assert ("at epoch 0, step 1: checkpoint written" in output) is (number == 0)
+    assert stopped.seconds < GRACE_S * (PEERS_PART if number else BOUNDARY_PART)
+
+
 def test_rank_0_saves_when_a_peer_that_has_gone_breaks_off_its_step(tmp_path: Path) -> None:
     with rank(tmp_path, "raises") as stopped:
         code, output = stopped.order().signal().go().end()

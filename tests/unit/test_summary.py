@@ -72,8 +72,26 @@ def test_figures_of_all_ranks_add_up_and_times_are_those_of_rank_0() -> None:
         "cpu_s": {"data": 4.0, "trainer": 13.0}, "replayed_batches": 0, "lost_workers": 0, "rows_lost": 0,
         "dropped_rows": 4, "batch_size": 8, "first_batch_s": 1.0, "run_id": "of-the-coordinator",
         "rank_steps": [7, 7], "results": {"accuracy": 0.9}, "skipped_splits": 0, "batch_digests": None,
-        "local_workers": {},
+        "local_workers": {}, "simulated_device": None,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ranks", "figures"),
+    [
+        ([(6.0, 1.5), (6.0, 0.5)], {"busy_s": 12.0, "idle_s": 2.0, "stall": pytest.approx(1 / 7)}),
+        ([(0.0, 0.0)], {"busy_s": 0.0, "idle_s": 0.0, "stall": None}),
+        ([], {"busy_s": None, "idle_s": None, "stall": None}),
+    ],
+    ids=["two ranks", "one step", "failed"],
+)
+def test_a_simulated_device_is_summed_up_over_the_ranks(
+    ranks: list[tuple[float, float]], figures: dict[str, Any]
+) -> None:
+    one = replace(config(), settings=Settings(job="job.py:job", device_step_ms=12.5))
+    results = [rank(n, device={"busy_s": busy, "idle_s": idle}) for n, (busy, idle) in enumerate(ranks)]
+    summary = summarise(one, state(), "succeeded", HostReport(), results)
+    assert summary["simulated_device"] == {"step_ms": 12.5, **figures}
 
 
 def test_this_hosts_own_last_report_counts_and_not_what_the_coordinator_heard_last() -> None:

@@ -154,6 +154,16 @@ def test_runs_without_figures_are_shown_with_dashes(cluster: FakeCluster) -> Non
     assert result.output.count(" - ") >= 9
 
 
+def test_a_simulated_accelerator_is_shown_as_one(cluster: FakeCluster) -> None:
+    device = {"step_ms": 40.0, "busy_s": 4.0, "idle_s": 1.0, "stall": 0.2}
+    cluster.figures = [figures(100) | {"simulated_device": device}, figures(180) | {"simulated_device": device}]
+    output = demo().output
+    assert output.count("40 ms a step") == output.count("20.00 %") == 2
+    assert "simulated accelerator" in output
+    cluster.figures, cluster.specs = [figures(100), figures(180)], []
+    assert "simulated" not in demo().output
+
+
 def test_json_is_both_summaries_and_nothing_else(cluster: FakeCluster) -> None:
     values = json.loads(demo("--json").output)
     assert values["homogeneous"] == figures(100, 0.6)

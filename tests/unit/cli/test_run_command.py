@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -212,6 +213,16 @@ def test_figures_that_were_not_measured_are_dashes() -> None:
     text = rendered({**SUMMARY, **none, "step_ms": {"mean": None}, "results": {"loss": None}})
     assert text.count(" - ") == 4
     assert "None" in text  # what a job logged as None is the job's own word
+
+
+@pytest.mark.parametrize(("stall", "shown"), [(0.0123, "1.23 %"), (None, "-")])
+def test_a_simulated_accelerator_is_named_so_and_shown_only_where_there_was_one(
+    stall: float | None, shown: str
+) -> None:
+    text = rendered({**SUMMARY, "simulated_device": {"step_ms": 80.0, "busy_s": 4.0, "idle_s": 0.05, "stall": stall}})
+    assert re.search(r"simulated accelerator +│ 80 ms a step", text)
+    assert re.search(rf"simulated stall +│ {shown} ", text)
+    assert "simulated" not in rendered({**SUMMARY, "simulated_device": None})
 
 
 def test_figures_are_written_with_unit_and_digits() -> None:

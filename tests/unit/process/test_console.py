@@ -138,6 +138,12 @@ def test_on_a_terminal_there_is_one_bar_and_lines_scroll_above_it(terminal: Term
         assert EVENT_MARK not in shown
 
 
+def test_the_bar_says_that_the_accelerator_is_simulated(terminal: Terminal) -> None:
+    with Console(terminal.stream, {}) as console:
+        console(event(simulated=True))
+        assert "input wait 25 %  simulated accelerator" in terminal.text("accelerator")
+
+
 @pytest.mark.parametrize(
     ("values", "part"),
     [

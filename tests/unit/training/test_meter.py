@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -134,6 +134,29 @@ def test_the_wait_for_an_epoch_is_shown_with_it_and_each_step_once() -> None:
     ]
     assert [event["steps_per_epoch"] for event in events] == [3, 2]
     assert events[1]["rows"] == 20
+
+
+@pytest.mark.parametrize("device", [None, lambda: "simulated_device_ms=80"])
+def test_what_is_shown_says_whether_the_device_is_simulated(device: Callable[[], str] | None) -> None:
+    for progress in ("plain", "events"):
+        clock, said = FakeClock(), list[str]()
+        meter = StepMeter(clock=clock, emit=said.append, progress=progress, device=device)
+        train(meter, clock, 0, stream(clock, [0.0, 0.0]))
+        (line,) = said
+        if progress == "plain":
+            assert line.endswith("epoch=1 step=2" + (" simulated_device_ms=80" if device else ""))
+        else:
+            assert json.loads(line.removeprefix(EVENT_MARK))["simulated"] is (device is not None)
+
+
+def test_a_step_that_its_device_ends_later_is_as_long(tmp_path: Path) -> None:
+    clock = FakeClock()
+    meter = StepMeter(metrics=tmp_path / "metrics.jsonl", clock=clock, progress="off")
+    meter.lengthen(9.0)  # there is no step yet
+    train(meter, clock, 0, stream(clock, [0.0, 0.0]))
+    meter.lengthen(0.5)
+    meter.close()
+    assert [line["step_ms"] for line in lines_of(tmp_path / "metrics.jsonl")] == [300, 800]
 
 
 def test_an_epoch_that_the_job_leaves_early_is_measured_too(tmp_path: Path) -> None:
