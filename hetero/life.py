@@ -33,7 +33,7 @@ from hetero.process.group import ChildEnded
 from hetero.process.last_words import LastWords
 from hetero.process.parent import PARENT_GONE
 from hetero.process.supervisor import Supervisor
-from hetero.rundir import read_json, write_json_atomic
+from hetero.rundir import LAUNCHER, read_json, write_json_atomic
 from hetero.spec import ProcessKind, ProcessSpec
 
 TELL_TIMEOUT_S = 5.0
@@ -198,7 +198,14 @@ class HostLife:
             post(JoinFailed(error))
             return
         self._control.watch(post)
-        self._control.start_lease(self._report, lambda seconds: post(Unreachable(seconds)))
+        self._control.start_lease(
+            self._report, lambda seconds: post(Unreachable(seconds)), on_answer=self._note_answered
+        )
+
+    def _note_answered(self) -> None:
+        """Touch the file whose age says when the coordinator has last answered, for health checks from outside."""
+        with contextlib.suppress(OSError):
+            self._run.pulse(self._config.host, LAUNCHER).touch()
 
     def _report(self) -> HostReport:
         """Return what this host tells of itself with each heartbeat."""

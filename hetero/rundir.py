@@ -14,6 +14,9 @@ from typing import Any
 
 from hetero.errors import SettingsError
 
+LAUNCHER = "launcher"
+"""What the launcher's own process is called among a host's files."""
+
 
 def write_json_atomic(path: Path, value: object) -> None:
     """Write `value` as JSON so that `path` holds either the old text or the whole of the new one.
@@ -113,7 +116,10 @@ class RunDir:
         return self.work(host) / f"{process}.finished"
 
     def pulse(self, host: str, process: str) -> Path:
-        """A file that a service touches once a second, so that its launcher sees one that is there but does nothing."""
+        """A file that a service touches once a second, so that its launcher sees one that is there but does nothing.
+
+        The launcher itself (`LAUNCHER`) touches its own while the coordinator answers, for a container's health check.
+        """
         return self.work(host) / f"{process}.pulse"
 
     def met(self, host: str) -> Path:

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from hetero import __version__
 from hetero.cli import plan_command
+from hetero.cli.compose_command import compose_config
 from hetero.cli.demo_command import demo
 from hetero.cli.run_command import CONTEXT_SETTINGS, run
 from hetero.cli.status_command import status
@@ -31,6 +32,7 @@ app.command("demo")(demo)
 app.command("run", context_settings=CONTEXT_SETTINGS, epilog=plan_command.EPILOG)(run)
 app.command("plan", context_settings=plan_command.CONTEXT_SETTINGS, epilog=plan_command.EPILOG)(plan_command.plan)
 app.command("status")(status)
+app.command("compose-config")(compose_config)
 
 
 def _show_version(value: bool) -> None:

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetero.clusters import local, sagemaker
-from hetero.clusters.hyperparameters import as_written
+from hetero.clusters.hyperparameters import as_flags, as_written
 from hetero.errors import SettingsError, TopologyError
 from hetero.settings import Settings
 from hetero.topology import Topology
 
 __all__ = [
+    "LEAVE_AFTER_CHIEF_ENV",
     "arguments",
     "checkpoint_dir",
     "complete",
@@ -22,14 +23,20 @@ __all__ = [
     "ends_with_parent",
     "failure_file",
     "from_file",
+    "leaves_after_chief",
     "model_dir",
     "piped_channels",
     "sharded_channels",
 ]
 
+LEAVE_AFTER_CHIEF_ENV = "HETERO_LEAVE_AFTER_CHIEF"
+"""`1` in a cluster of containers that ends with the exit code of the container that ends first."""
+
 
 def arguments(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Return a launcher's command line; on SageMaker with the hyperparameters as they were written.
+
+    Without any arguments they are the hyperparameters: so it is in a container that runs the launcher itself.
 
     Raises:
         TopologyError: hyperparameters.json is broken.
@@ -37,7 +44,8 @@ def arguments(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     path = sagemaker.hyperparameters_file(environ)
     if not _on_sagemaker(environ) or not path.exists():
         return list(argv)
-    return as_written(argv, sagemaker.read_json_object(path))
+    hyperparameters = sagemaker.read_json_object(path)
+    return as_written(argv, hyperparameters) if argv else as_flags(hyperparameters)
 
 
 def detect(environ: Mapping[str, str], settings: Settings) -> Topology:
@@ -168,6 +176,11 @@ def ends_with_parent(environ: Mapping[str, str]) -> bool:
     SageMaker's toolkit does not pass on the signal that stops a job; where it dies of it, its launcher is an orphan.
     """
     return _on_sagemaker(environ)
+
+
+def leaves_after_chief(environ: Mapping[str, str]) -> bool:
+    """Return whether the chief's launcher is to be the first one to end, so that its exit code is the cluster's."""
+    return environ.get(LEAVE_AFTER_CHIEF_ENV) == "1"
 
 
 def end_mpi_wait(environ: Mapping[str, str]) -> None:

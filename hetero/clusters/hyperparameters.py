@@ -20,14 +20,30 @@ def as_written(argv: Sequence[str], hyperparameters: Mapping[str, object]) -> li
         hyperparameters: The content of hyperparameters.json: each value a text, JSON or not.
 
     Returns:
-        If `argv` is just what the toolkit makes of the hyperparameters: `--name=value` for each, a text as it is and
-        anything else as JSON. Else, as when other arguments stand there too, `argv` unchanged.
+        If `argv` is just what the toolkit makes of the hyperparameters: what `as_flags` makes of them. Else, as when
+        other arguments stand there too, `argv` unchanged.
     """
-    values = {name: _decoded(value) for name, value in sorted(hyperparameters.items())}
-    own = {name: value for name, value in values.items() if name and not name.startswith(_TOOLKITS_OWN)}
+    own = _own(hyperparameters)
     if list(argv) != [part for name, value in own.items() for part in (_flag(name), _printed(value))]:
         return list(argv)
-    return [f"{_flag(name)}={value if isinstance(value, str) else json.dumps(value)}" for name, value in own.items()]
+    return as_flags(hyperparameters)
+
+
+def as_flags(hyperparameters: Mapping[str, object]) -> list[str]:
+    """Return `--name=value` for each hyperparameter that is not the toolkit's: a text as it is, anything else as JSON."""
+    own = _own(hyperparameters).items()
+    return [f"{_flag(name)}={value if isinstance(value, str) else json.dumps(value)}" for name, value in own]
+
+
+def is_toolkits_own(name: str) -> bool:
+    """Return whether a hyperparameter of this name is the toolkit's, and does not come to the launcher."""
+    return name.startswith(_TOOLKITS_OWN)
+
+
+def _own(hyperparameters: Mapping[str, object]) -> dict[str, object]:
+    """Return the values that come to the launcher, in the toolkit's order."""
+    named = sorted(hyperparameters.items())
+    return {name: _decoded(value) for name, value in named if name and not is_toolkits_own(name)}
 
 
 def _decoded(value: object) -> object:

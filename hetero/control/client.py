@@ -200,17 +200,17 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         report: Callable[[], HostReport],
         on_unreachable: Callable[[float], None],
         interval_s: float | None = None,
+        on_answer: Callable[[], None] = lambda: None,
     ) -> None:
         """Give a sign of life in a background thread until `close`; register again where the coordinator forgot us.
 
         Args:
             report: Called in the thread before each heartbeat; while it raises, the last report is sent.
-            on_unreachable: Called in the thread after each heartbeat without an answer, with the seconds since the last
-                one; not after the job's end was seen. It decides when that is too long.
-            interval_s: Time between heartbeats; by default a tenth of the lease, at most 2 s.
+            if not self._channel.call_once("Heartbeat", request, timeout_s).known:
         """
-        interval_s = interval_s or heartbeat_interval_s(self.lease_s or 30.0)
-        last = HostReport()
+        lease_s = self.lease_s or 30.0
+        interval_s = interval_s or heartbeat_interval_s(lease_s)
+        timeout_s, last = min(2.0, max(2 * interval_s, lease_s / 6)), HostReport()
 
         def beat() -> None:
             nonlocal last
@@ -219,10 +219,9 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             except Exception:  # a host that cannot count its workers is alive all the same
                 logger.exception("cannot make a report; the last one is sent again")
             request = pb.HeartbeatRequest(host=self.host, report=report_to_proto(last))
-            timeout_s = min(2.0, max(2 * interval_s, (self.lease_s or 30.0) / 6))
-            reply = self._channel.call_once("Heartbeat", request, timeout_s)
-            if not reply.known:
+            if not self._channel.call_once("Heartbeat", request, timeout_s).known:
                 self._channel.call_once("Register", self._registration(last), timeout_s)
+            on_answer()
 
         def unreachable(silent_s: float) -> None:
             if not self._channel.closed and not (self._state is not None and self._state.ended):
@@ -302,7 +301,6 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         Args:
             reason: Empty if the host's part went well; else why it leaves before the end.
             report: Its last numbers.
-            timeout_s: How long to try.
 
         Returns:
             The state after it, None if there was no answer.
@@ -335,11 +333,10 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             CoordinatorUnreachable: No answer in time.
             Unauthorised: The coordinator refused the token.
         """
-        try:
+        with contextlib.suppress(NotServed):
             reply: splits_pb2.InputState = self._channel.call("GetInput", splits_pb2.GetInputRequest(), timeout_s)
-        except NotServed:
-            return None
-        return reply
+            return reply
+        return None
 
     def close(self) -> None:
         """End all threads and the connection; says nothing to the coordinator. Never raises, may be repeated."""
