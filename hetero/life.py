@@ -19,8 +19,8 @@ from dataclasses import replace
 
 from hetero import clusters
 from hetero.control.channel import unresolved
-from hetero.control.farewells import FAREWELL_S, left_s, patience_s
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
+from hetero.departure import Departure
 from hetero.ending import Ending, JoinFailed, SignalReceived, Unreachable
 from hetero.errors import ChildFailed, HeteroError, PeerNeverCame, Stopped
 from hetero.frozen import FrozenServices
@@ -351,31 +351,22 @@ class HostLife:
         others = [spec.name for spec in self._specs.values() if spec.kind is not ProcessKind.COORDINATOR]
         self._supervisor.stop(others)
         ending = self._after_stop(ending)
+        departure = Departure(self._config, self._control, self._supervisor)
         if self._hosts_coordinator:
-            self._wait_for_farewells()
-        self._supervisor.stop()
-        self._control.close()
+            told = self._stopped_by is not None
+            departure.wait_for_farewells(stopped=told, killed_at_s=lambda: self._killed_at_s)
         try:
             self._write(ending)
         except OSError as error:  # a full disk changes nothing about how the job ended
             with contextlib.suppress(OSError):
                 print(f"cannot write what the run leaves in {self._run.path}: {error}", flush=True)
+        if clusters.leaves_after_chief(os.environ) and self._joined and self._tell_timeout_s != UNHEARD_TIMEOUT_S:
+            departure.let_chief_end_first(lambda: self._stopped_by is not None)
+        self._supervisor.stop()
+        self._control.close()
         if self._last_words is not None:
             self._last_words.close()
         return ending.exit_code, ending.cause
-
-    def _wait_for_farewells(self) -> None:
-        """Keep the coordinator up until all peers have heard of the end."""
-        began_s, state, settings = time.monotonic(), self._control.state, self._settings
-        told = self._stopped_by is not None
-        patience = patience_s(state, settings.lease_s, settings.start_timeout_s, stopped=told) if state else {}
-        while True:
-            state = self._control.state
-            end_s = began_s + (left_s(state, patience, self._config.host) if state else FAREWELL_S)
-            wait_s = min(end_s, self._killed_at_s or end_s) - time.monotonic()
-            if wait_s <= 0:
-                return
-            self._supervisor.next_event(timeout_s=min(wait_s, 0.05))
 
     def _note(self, ending: Ending) -> None:
         """Write the cause where it is looked for; the chief's word is the last one. May be repeated."""

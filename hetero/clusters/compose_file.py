@@ -5,6 +5,7 @@ What is wrong is collected, so that all of it is said together: file, key, value
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Mapping
@@ -178,11 +179,11 @@ class _Check:
             return Folder("", self.path.parent)
         if "://" in value:
             self.wrong(key, value, "a folder of this machine; a container mounts no addresses")
-        path = (self.path.parent / value).resolve()
-        try:
+        path, there = self.path.parent / value, False
+        # A name that is too long, links in a circle, or a folder nobody may look into.
+        with contextlib.suppress(OSError, RuntimeError):
+            path = path.resolve()
             there = path.is_dir()
-        except OSError:  # a name that is too long, or a folder nobody may look into
-            there = False
         if not there and "://" not in value:
             self.wrong(key, value, f"a folder that is there; {path} is none")
         return Folder(value, path)
@@ -261,12 +262,7 @@ class _Check:
             self.wrong("the number of all hosts", sum(group.hosts for group in found.groups), f"{MOST_HOSTS} at most")
         if found.data.group == found.trainer.group:
             self.wrong("the group of both trainer and data", found.data.group, "two different names")
-        kinds = {
-            key
-            for role in ("trainer", "data")
-            for key in ("instance_type", "cpus")
-            if key in _mapping(values.get(role))
-        }
-        if len(kinds) > 1:
+        trainer, data = (_mapping(values.get(role)).keys() & {"instance_type", "cpus"} for role in ("trainer", "data"))
+        if len(trainer) == len(data) == 1 and trainer != data:
             text = "trainer and data give instance_type on one side and cpus on the other, which have no common measure"
             self.problems.append(f"{self.path}: {text}; give both an instance_type, or both cpus")

@@ -15,7 +15,7 @@ from hetero.clusters import sagemaker
 from hetero.clusters.compose_file import ClusterFile
 from hetero.clusters.hyperparameters import as_flags, is_toolkits_own
 from hetero.errors import HeteroError, SettingsError
-from hetero.job_file import Declaration, settle
+from hetero.job_file import read_declaration, settle
 from hetero.options import likely_misspelt
 from hetero.settings import Settings, resolve_engine
 
@@ -66,10 +66,9 @@ def settled(cluster: ClusterFile, resources: Mapping[str, object]) -> Settled:
     problems = [f"options: {problem}" for problem in _not_for_options(cluster)]
     result = None
     try:
-        declaration, settings = _as_launcher(cluster)
-        misspelt = likely_misspelt([name for name in settings.params if name not in declaration.defaults])
-        advice = "If it is the job's own, give it a default in hetero.Job(...)"
-        problems += [f"options: {text} {advice}" for text in misspelt]
+        source = _source_folder(cluster)
+        with _importable_from(source):
+            declaration, settings = settle(_argv(cluster, source, problems), {})
         topology = sagemaker.parse(resources, str(cluster.path), settings.data_group, settings.trainer_group)
         result = Settled(settings, resolve_engine(settings, topology, declaration.engine))
     except SettingsError as error:
@@ -81,22 +80,25 @@ def settled(cluster: ClusterFile, resources: Mapping[str, object]) -> Settled:
     return result
 
 
+def _argv(cluster: ClusterFile, source: Path, problems: list[str]) -> list[str]:
+    """Return a launcher's command line, with the job where it is on this machine; note what looks misspelt."""
+    where, _, name = cluster.job.rpartition(":")
+    job = f"{source / where}:{name}" if where.endswith(".py") or "/" in where else cluster.job
+    with contextlib.suppress(HeteroError):  # `settle` says what is wrong with the job
+        defaults = {plain.replace("-", "_") for plain in read_declaration(job).defaults}
+        given = [name.replace("-", "_") for name in cluster.options]
+        misspelt = likely_misspelt([name for name in given if name not in defaults and name not in _DECIDED])
+        advice = "If it is the job's own, give it a default in hetero.Job(...)"
+        problems += [f"options: {text} {advice}" for text in misspelt]
+    return as_flags({**hyperparameters(cluster), "job": json.dumps(job)})
+
+
 def _not_for_options(cluster: ClusterFile) -> Iterator[str]:
     for name in cluster.options:
         if (why := _DECIDED.get(name.replace("-", "_"))) is not None:
             yield f"{name} is not for this place; {why}"
         elif is_toolkits_own(name):
             yield f"{name} is a name of SageMaker's toolkit and would not reach the job; take another"
-
-
-def _as_launcher(cluster: ClusterFile) -> tuple[Declaration, Settings]:
-    """Read job and options as a launcher does, but from the source folder as it is on this machine."""
-    source = _source_folder(cluster)
-    where, _, name = cluster.job.rpartition(":")
-    in_file = where.endswith(".py") or "/" in where
-    job = f"{source / where}:{name}" if in_file else cluster.job
-    with _importable_from(source):
-        return settle(as_flags({**hyperparameters(cluster), "job": json.dumps(job)}), {})
 
 
 def _source_folder(cluster: ClusterFile) -> Path:

@@ -30,7 +30,7 @@ def as_written(argv: Sequence[str], hyperparameters: Mapping[str, object]) -> li
 
 
 def as_flags(hyperparameters: Mapping[str, object]) -> list[str]:
-    """Return `--name=value` for each hyperparameter that is not the toolkit's: a text as it is, anything else as JSON."""
+    """Return `--name=value` for each hyperparameter but the toolkit's: a text as it is, anything else as JSON."""
     own = _own(hyperparameters).items()
     return [f"{_flag(name)}={value if isinstance(value, str) else json.dumps(value)}" for name, value in own]
 

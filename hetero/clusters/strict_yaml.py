@@ -81,7 +81,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise SettingsError([f"{path} holds {shown(value)}; it needs lines such as `job: job.py:job`"])
     if (problem := _not_json(value, "")) is not None:
-        raise SettingsError([f"{path}: {problem}"])
+        raise SettingsError([f"{path}: {problem}".encode("utf-8", "replace").decode()])
     return value
 
 
@@ -94,18 +94,29 @@ def _where(error: yaml.YAMLError) -> str:
 
 
 def _not_json(value: object, key: str) -> str | None:
-    """Return what is wrong with a number that JSON does not have or no program of the run could use."""
+    """Return what is wrong with a value that JSON does not have or no program of the run could use."""
     if isinstance(value, dict):
-        inner = ((item, f"{key}.{name}" if key else name) for name, item in value.items())
+        inner = ((part, f"{key}.{name}" if key else name) for name, item in value.items() for part in (name, item))
     elif isinstance(value, list):
         inner = ((item, f"{key}[{index}]") for index, item in enumerate(value))
     else:
         if isinstance(value, float) and not math.isfinite(value):
             return f"{key} is {value}; it needs a finite number"
+        if isinstance(value, str) and not _is_unicode(value):
+            return f"{key} is {ascii(value):.60}; it needs a text of whole Unicode characters"
         if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
             return f"{key} is {value.bit_length()} bits long; it needs a number of at most {_MOST_DIGITS} digits"
         return None
     return next((problem for item, where in inner if (problem := _not_json(item, where)) is not None), None)
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text can be written: YAML's escapes can make halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def shown(value: object) -> str:
