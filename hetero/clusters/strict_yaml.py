@@ -103,7 +103,7 @@ def _not_json(value: object, key: str) -> str | None:
         if isinstance(value, float) and not math.isfinite(value):
             return f"{key} is {value}; it needs a finite number"
         if isinstance(value, str) and not _is_unicode(value):
-            return f"{key} is {ascii(value):.60}; it needs a text of whole Unicode characters"
+            return f"{key} is {value!a:.60}; it needs a text of whole Unicode characters"
         if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
             return f"{key} is {value.bit_length()} bits long; it needs a number of at most {_MOST_DIGITS} digits"
         return None
