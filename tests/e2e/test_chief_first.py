@@ -44,6 +44,7 @@ def test_the_chief_ends_first_and_the_stop_that_follows_changes_no_exit_code(
         assert end_as_compose(job) == "trainer-1"
         assert job.wait() == {"data-1": 0, "data-2": 0, "trainer-1": code}, job.outputs()
         assert job.summary()["outcome"] == ("failed" if code else "succeeded")
+        assert all((job.run_dir / "work" / host / "launcher.pulse").exists() for host in job.launchers)
 
 
 @pytest.mark.slow

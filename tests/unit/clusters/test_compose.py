@@ -174,8 +174,7 @@ def test_docker_compose_reads_the_file(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     services = yaml.safe_load(done.stdout.replace("$$", "$"))["services"]
     named = {name: one["profiles"] for name, one in services.items()}
-    mine = dict.fromkeys(["mine-algo-1", "mine-algo-2", "mine-algo-3"], ["mine"])
-    assert named == {**mine, "other-algo-1": ["other"]}
+    assert named == {**{f"mine-algo-{n}": ["mine"] for n in (1, 2, 3)}, "other-algo-1": ["other"]}
     bound = {one["target"]: one["source"] for one in services["mine-algo-2"]["volumes"]}
     assert bound["/opt/ml/input/data/training"] == str(rows)
     assert json.loads((Path(bound["/opt/ml/input/config"]) / "resourceconfig.json").read_text())["current_host"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hetero import clusters
 from hetero.clusters.hyperparameters import as_written
 from hetero.settings import resolve
 
@@ -79,3 +81,16 @@ def test_a_command_line_of_somebody_else_stays_as_it_is() -> None:
     argv, file = command_line({"job": "a.py:job", "names": ["a"]})
     for other in ([*argv, "--more", "1"], argv[2:], ["--job=a.py:job"], []):
         assert as_written(other, file) == other
+
+
+def test_a_launcher_without_arguments_takes_the_hyperparameters_of_its_host(tmp_path: Path) -> None:
+    config = tmp_path / "input" / "config"
+    config.mkdir(parents=True)
+    environ = {"SAGEMAKER_BASE_DIR": str(tmp_path)}
+    file = {"job": '"a.py:job"', "names": '["a", "b"]', "epochs": "3", "sagemaker_region": '"x"'}
+    (config / "hyperparameters.json").write_text(json.dumps(file))
+    assert clusters.arguments([], environ) == [], "this is no host of a job"
+    (config / "resourceconfig.json").write_text("{}")
+    assert clusters.arguments([], environ) == ["--epochs=3", "--job=a.py:job", '--names=["a", "b"]']
+    assert clusters.arguments(["--epochs=1"], environ) == ["--epochs=1"]
+    assert clusters.arguments([], {**environ, "HETERO_CLUSTER": "cluster.json"}) == []
