@@ -136,7 +136,7 @@ def test_options_that_are_spoken_of_exist(page: Path) -> None:
         "--data-hosts", "--trainer-hosts", "--data-cpus", "--trainer-cpus", "--json", "--keep", "--topology", "--host",
         "--debug", "--version", "--timeout-s", "--my-own-option", "--my-width", "--name", "--no-group",
         "--no-build-isolation", "--no-cache-dir", "--runs", "--durations", "--watch", "--every-s", "--python",
-        "--port", "--protocol",
+        "--port", "--protocol", "--output", "--image", "--abort-on-container-exit",
     }  # fmt: skip
     known = commands | {option.flag for option in OPTIONS}
     flags = {
