@@ -31,6 +31,8 @@ CHIEF_MARGIN_S = 5.0
 """How long the chief may take to end beside its grace period and the goodbyes."""
 CHIEF_EXIT_S = 5.0
 """How long the others stay after the chief's last word where nobody stops them."""
+ASK_S = 0.5
+"""How often, and for how long, a host whose part is done asks whether the job is over."""
 _LAST_WORD_TIMEOUT_S = 1.0
 _LOOK_S = 0.05
 
@@ -64,19 +66,43 @@ class Departure:
                 return
             self._supervisor.next_event(timeout_s=min(wait_s, _LOOK_S))
 
-    def let_chief_end_first(self, told_to_stop: Callable[[], bool]) -> None:
+    def let_chief_end_first(
+        self, told_to_stop: Callable[[], bool], *, done: bool, answered: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait so that the chief's launcher is the first one to end; all that this host leaves is written.
 
         Args:
             told_to_stop: Whether a signal has asked this host to leave. The chief waits all the same, as the others
                 hear of it then.
+            done: Whether this host's part went well. The ranks of a trainer host can be through while rank 0 still
+                saves its model: then the job's end is waited for as well, as long as there is a coordinator.
+            answered: Called with each answer of the coordinator in that time.
         """
-        if not self._config.is_chief:
+        if self._config.is_chief:
+            self._wait(lambda state: not others_to_come(state, self._config.host), GOODBYES_S)
+            with contextlib.suppress(
+                HeteroError
+            ):  # no coordinator, or one that is gone: then nobody waits for the word
+                self._control.publish(LAST_WORD_KEY, self._config.host, timeout_s=_LAST_WORD_TIMEOUT_S)
+        elif self._has_ended(told_to_stop, done, answered):
             self._wait_for_chief(told_to_stop)
-            return
-        self._wait(lambda state: not others_to_come(state, self._config.host), GOODBYES_S)
-        with contextlib.suppress(HeteroError):  # no coordinator, or one that is gone: then nobody waits for the word
-            self._control.publish(LAST_WORD_KEY, self._config.host, timeout_s=_LAST_WORD_TIMEOUT_S)
+
+    def _has_ended(self, told_to_stop: Callable[[], bool], done: bool, answered: Callable[[], None]) -> bool:
+        """Wait for the job's end; return whether it has come."""
+        answered_s = time.monotonic()
+        while not told_to_stop():
+            state = self._control.state
+            if state is None or not state.ended:
+                with contextlib.suppress(HeteroError):
+                    state = self._control.status(ASK_S)
+                    answered_s = time.monotonic()
+                    answered()
+            if state is not None and state.ended:
+                return True
+            if not done or time.monotonic() - answered_s > self._config.settings.lease_s:
+                return False  # the job goes on without this host, or there is nobody to say how
+            self._supervisor.next_event(timeout_s=ASK_S)
+        return False
 
     def _wait_for_chief(self, told_to_stop: Callable[[], bool]) -> None:
         chief, grace_s = self._config.topology.chief.name, self._config.settings.grace_s
@@ -98,8 +124,8 @@ def others_to_come(state: JobState | None, own: str) -> bool:
 
 
 def chief_to_come(state: JobState | None, chief: str) -> bool:
-    """Return whether the chief will still end a job that is over, as far as is known."""
-    if state is None or not state.ended or LAST_WORD_KEY in state.endpoints:
+    """Return whether the chief has still to end, now that the job is over, as far as is known."""
+    if state is None or LAST_WORD_KEY in state.endpoints:
         return False
     host = state.host(chief)
     return host is not None and host.registered and not host.lost
