@@ -67,16 +67,17 @@ class Departure:
             self._supervisor.next_event(timeout_s=min(wait_s, _LOOK_S))
 
     def let_chief_end_first(
-        self, told_to_stop: Callable[[], bool], *, done: bool, answered: Callable[[], None] = lambda: None
+        self, told_to_stop: Callable[[], bool], answered: Callable[[], None] = lambda: None
     ) -> None:
         """Wait so that the chief's launcher is the first one to end; all that this host leaves is written.
+
+        A host's part can be over while the job goes on: the ranks of a trainer host are through before rank 0 has saved
+        its model, a data host has failed beside another one. Then the job's end is waited for as well.
 
         Args:
             told_to_stop: Whether a signal has asked this host to leave. The chief waits all the same, as the others
                 hear of it then.
-            done: Whether this host's part went well. The ranks of a trainer host can be through while rank 0 still
-                saves its model: then the job's end is waited for as well, as long as there is a coordinator.
-            answered: Called with each answer of the coordinator in that time.
+            answered: Called with each answer of the coordinator while the job goes on.
         """
         if self._config.is_chief:
             self._wait(lambda state: not others_to_come(state, self._config.host), GOODBYES_S)
@@ -84,11 +85,14 @@ class Departure:
                 HeteroError
             ):  # no coordinator, or one that is gone: then nobody waits for the word
                 self._control.publish(LAST_WORD_KEY, self._config.host, timeout_s=_LAST_WORD_TIMEOUT_S)
-        elif self._has_ended(told_to_stop, done, answered):
+        elif self._has_ended(told_to_stop, answered):
             self._wait_for_chief(told_to_stop)
 
-    def _has_ended(self, told_to_stop: Callable[[], bool], done: bool, answered: Callable[[], None]) -> bool:
-        """Wait for the job's end; return whether it has come."""
+    def _has_ended(self, told_to_stop: Callable[[], bool], answered: Callable[[], None]) -> bool:
+        """Wait for the job's end; return whether it has come.
+
+        Without a coordinator the chief takes a lease to notice, and then as long as always to end.
+        """
         answered_s = time.monotonic()
         while not told_to_stop():
             state = self._control.state
@@ -99,15 +103,18 @@ class Departure:
                     answered()
             if state is not None and state.ended:
                 return True
-            if not done or time.monotonic() - answered_s > self._config.settings.lease_s:
-                return False  # the job goes on without this host, or there is nobody to say how
+            if time.monotonic() - answered_s > self._config.settings.lease_s + self._chief_within_s():
+                return False
             self._supervisor.next_event(timeout_s=ASK_S)
         return False
 
+    def _chief_within_s(self) -> float:
+        """Return how long after the job's end the chief has ended."""
+        return self._config.settings.grace_s + GOODBYES_S + CHIEF_MARGIN_S
+
     def _wait_for_chief(self, told_to_stop: Callable[[], bool]) -> None:
-        chief, grace_s = self._config.topology.chief.name, self._config.settings.grace_s
-        within_s = grace_s + GOODBYES_S + CHIEF_MARGIN_S
-        self._wait(lambda state: told_to_stop() or not chief_to_come(state, chief), within_s)
+        chief = self._config.topology.chief.name
+        self._wait(lambda state: told_to_stop() or not chief_to_come(state, chief), self._chief_within_s())
         if LAST_WORD_KEY in (self._control.state.endpoints if self._control.state else {}):
             self._wait(lambda _: told_to_stop(), CHIEF_EXIT_S)
 

@@ -361,9 +361,7 @@ class HostLife:
             with contextlib.suppress(OSError):
                 print(f"cannot write what the run leaves in {self._run.path}: {error}", flush=True)
         if clusters.leaves_after_chief(os.environ) and self._joined and self._tell_timeout_s != UNHEARD_TIMEOUT_S:
-            departure.let_chief_end_first(
-                lambda: self._stopped_by is not None, done=ending.exit_code == 0, answered=self._note_answered
-            )
+            departure.let_chief_end_first(lambda: self._stopped_by is not None, self._note_answered)
         self._supervisor.stop()
         self._control.close()
         if self._last_words is not None:
