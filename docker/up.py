@@ -204,9 +204,8 @@ def run(cluster: Cluster, compose: tuple[str, ...], signals: Signals) -> int:
 
     try:
         down()
-        up = [*command, "--no-ansi"] if compose == ("docker-compose",) else command
         signals.up = subprocess.Popen(
-            [*up, "up", "--no-color", "--abort-on-container-exit"],
+            [*command, "up", "--no-color"],  # not --abort-on-container-exit: hosts end by themselves, as on SageMaker
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -228,11 +227,13 @@ def run(cluster: Cluster, compose: tuple[str, ...], signals: Signals) -> int:
 
 
 def show(lines: IO[str], log: IO[str], roles: dict[str, str]) -> None:
-    """Print and keep what compose prints, each line with role and host before it."""
+    """Print and keep what compose prints; each line of a container begins with role and host."""
     showing = True
     for line in lines:
         found = PREFIX.match(line)
-        text = f"{roles.get(found[1], '?'):7} {found[1]} | {line[found.end() :]}" if found else line
+        text = line[found.end() :] if found else line
+        if found and not text.startswith("["):  # launchers say role and host themselves
+            text = f"[{roles.get(found[1], '?')} {found[1]}] {text}"
         log.write(text)
         log.flush()
         try:
