@@ -19,8 +19,8 @@ def write_summary(
     outcome: str,
     own: HostReport,
     local: Mapping[str, Any] | None = None,
-) -> None:
-    """Write summary.json. Figures that a failed run never measured are null.
+) -> dict[str, Any]:
+    """Write summary.json and return it. Figures that a failed run never measured are null.
 
     Args:
         config: The chief's configuration.
@@ -31,7 +31,23 @@ def write_summary(
     """
     run = config.run()
     ranks = read_json(run.result(config.host, "ranks")) or []
-    write_json_atomic(run.summary, summarise(config, state, outcome, own, ranks, local))
+    summary = summarise(config, state, outcome, own, ranks, local)
+    write_json_atomic(run.summary, summary)
+    return summary
+
+
+def in_words(summary: Mapping[str, Any]) -> str:
+    """Return what a summary comes to in one line, for a log; what was never measured is left out."""
+    figures = {
+        "{} steps": summary["steps"],
+        "{} rows": summary["rows"],
+        "step {:.1f} ms": summary["step_ms"]["mean"],
+        "input wait {:.0%}": summary["input_wait_fraction"],
+        "{:.0f} rows/s": summary["rows_per_s"],
+    }
+    words = [form.format(value) for form, value in figures.items() if value is not None]
+    words += [f"{name} {value:.4g}" for name, value in summary["results"].items() if isinstance(value, (int, float))]
+    return f"summary: {', '.join([summary['outcome'], *words])}"
 
 
 def summarise(  # noqa: PLR0917  each is another witness

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 import time
@@ -17,13 +18,14 @@ from hetero.errors import DataServiceLost, HeteroError, PeerNeverCame, Stopped, 
 from hetero.host import HostConfig, local_key
 from hetero.life import HostLife
 from hetero.plan import HostPlan
+from hetero.process.console import PROGRESS_VARIABLE
 from hetero.process.failure import Failure, first_failure
 from hetero.process.supervisor import Supervisor
 from hetero.siblings import Siblings
 from hetero.spare_cpus import Crew, LocalWorkers
 from hetero.spec import ProcessKind, ProcessSpec
 from hetero.stopping import checkpoint_outcome, leave_order
-from hetero.summary import write_summary
+from hetero.summary import in_words, write_summary
 from hetero.topology import Role
 
 if TYPE_CHECKING:
@@ -276,4 +278,7 @@ class TrainerHostLife(HostLife):
         super()._write(ending)
         if self._is_chief:
             outcome = "succeeded" if ending.exit_code == 0 else "stopped" if ending.exit_code > 128 else "failed"
-            write_summary(self._config, self._state, outcome, own=self._report(), local=self._local.summary())
+            own, local = self._report(), self._local.summary()
+            summary = write_summary(self._config, self._state, outcome, own=own, local=local)
+            if os.environ.get(PROGRESS_VARIABLE) != "events":  # `hetero run` shows all of it itself
+                print(f"[{Role.TRAINER.value} {self._config.host}] {in_words(summary)}", flush=True)

@@ -240,7 +240,7 @@ class Channel:
         return next(pauses) if self._worked or self.address == self._addresses[0] else 0.0
 
     def _connect(self) -> tuple[Any, Any]:
-        channel = transport.channel(self.address, CHANNEL_OPTIONS, self._tls)
+        channel = transport.channel(*_target(self.address), self._tls)
         stub = control_pb2_grpc.ControlStub(channel)
         stub.GetInput = splits_pb2_grpc.SplitsStub(channel).GetInput
         return channel, stub
@@ -279,6 +279,18 @@ def candidates(address: str) -> tuple[str, ...]:
     """Return where a coordinator may be that is to listen at "host:port": there, or at a following port."""
     host, _, port = address.rpartition(":")
     return tuple(f"{host}:{number}" for number in range(int(port), min(int(port) + CONTROL_PORTS, 65536)))
+
+
+def _target(address: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    """Return where to connect, and gRPC's options.
+
+    A coordinator on this very host is called by loopback: a container that is taken off its network loses its name and
+    address, and would take its own coordinator for one that is there but does not answer.
+    """
+    host, _, port = address.rpartition(":")
+    if host != socket.gethostname():
+        return address, CHANNEL_OPTIONS
+    return f"127.0.0.1:{port}", (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", host))
 
 
 def unresolved(address: str) -> str:

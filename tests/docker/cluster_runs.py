@@ -35,15 +35,15 @@ def wait_until(what: str, condition: Callable[[], Any], timeout_s: float) -> Any
 
 
 def cluster_file(folder: Path, name: str, hosts: tuple[int, int], **options: object) -> Path:
-    """Write the file of a cluster of `held`: trainer and data hosts with half a CPU more than they need, lease 5 s."""
+    """Write the file of a cluster of `held`: so many trainer and data hosts, lease 5 s."""
     trainers, data = hosts
     content = {
         "name": name,
         "source": str(Path(__file__).parent / "jobs"),
         "job": "held.py:job",
-        "options": {"lease-s": 5, "grace-s": 3, "workers-per-host": 1, **options},
+        "options": {"lease-s": 5, "grace-s": 3, **({"workers-per-host": 1} if data else {}), **options},
         "trainer": {"hosts": trainers, "cpus": 1.0},
-        "data": {"hosts": data, "cpus": 1.0},
+        **({"data": {"hosts": data, "cpus": 1.0}} if data else {}),
     }
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -141,3 +141,9 @@ class ClusterRun:
 def own_environment(**more: str) -> Mapping[str, str]:
     """Return this process's environment without anything that would steer compose."""
     return {name: value for name, value in os.environ.items() if not name.startswith("COMPOSE_")} | more
+
+
+def compose_command() -> tuple[str, ...]:
+    """Return the command of compose: version 2 where it is there."""
+    found = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    return ("docker", "compose") if found.returncode == 0 else ("docker-compose",)

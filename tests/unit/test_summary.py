@@ -12,7 +12,7 @@ from hetero.control.state import HostReport, HostState, JobState, Phase
 from hetero.host import HostConfig
 from hetero.rundir import read_json, write_json_atomic
 from hetero.settings import Settings
-from hetero.summary import summarise, write_summary
+from hetero.summary import in_words, summarise, write_summary
 from hetero.topology import Host, Role, Topology
 
 FIELDS = {
@@ -178,3 +178,11 @@ def test_local_workers_are_told_for_each_trainer_host() -> None:
     untold = {"asked": "auto", "used": None, "why": "this host has not told"}
     assert with_local_workers("auto")["trainer-2"] == untold
     assert with_local_workers("auto", trainer_2="{nonsense")["trainer-2"] == untold
+
+
+def test_in_words_it_is_one_line_without_what_was_never_measured() -> None:
+    good = summarise(config(), state(), "succeeded", HostReport(ranks=2), [rank(0), rank(1)])
+    words = in_words(good)
+    assert words.startswith("summary: succeeded, ")
+    assert f"{good['steps']} steps, {good['rows']} rows, step {good['step_ms']['mean']:.1f} ms" in words
+    assert in_words(summarise(config(), state(), "failed", HostReport(ranks=2), [])) == "summary: failed"

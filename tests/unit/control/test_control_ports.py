@@ -143,3 +143,13 @@ def test_a_coordinator_that_comes_again_on_another_port_is_followed(start_coordi
     assert client.address == again.address
     client.publish("here", "we:1")
     assert again.coordinator.ledger.state().endpoints == {"here": "we:1"}
+
+
+def test_the_coordinator_of_this_very_host_is_found_without_its_name(start_coordinator, make_client, monkeypatch):
+    """As in a container that was taken off its network: its own name is gone with it, and nobody can resolve it."""
+    coordinator = start_coordinator()
+    monkeypatch.setattr(socket, "gethostname", lambda: "cut-off.invalid")
+    port = coordinator.address.rpartition(":")[2]
+    client = make_client(f"cut-off.invalid:{port}", "t1")
+    client.register(HostReport(), 30.0)
+    assert client.address == f"cut-off.invalid:{port}"

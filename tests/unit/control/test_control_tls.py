@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,16 @@ def test_a_host_with_the_right_ca_registers_and_watches(start_coordinator, host:
         wait_until(lambda: client.state is not None, "the first state")
         client.publish("dispatcher", "127.0.0.1:1")
         wait_until(lambda: client.state is not None and "dispatcher" in client.state.endpoints, "the endpoint")
+
+
+def test_the_coordinator_of_this_very_host_is_called_by_loopback_and_known_by_its_name(
+    start_coordinator, tmp_path: Path, monkeypatch
+) -> None:
+    named = CertificateAuthority(tmp_path).host(names="DNS:cut-off.invalid")
+    port = start_coordinator(tls=named).address.rpartition(":")[2]
+    monkeypatch.setattr(socket, "gethostname", lambda: "cut-off.invalid")
+    with ControlClient(f"cut-off.invalid:{port}", None, "d1", "data", tls=named) as client:
+        assert client.register(HostReport(), 10.0).hosts
 
 
 def test_the_token_is_needed_all_the_same(start_coordinator, host: Tls) -> None:
