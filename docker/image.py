@@ -94,8 +94,10 @@ def base_image() -> str:
     pulled = docker("pull", "-q", OFFICIAL_BASE)
     if pulled.returncode == 0:
         return OFFICIAL_BASE
+    if is_there(OWN_BASE):
+        return OWN_BASE
     why = pulled.stderr.strip()
-    if not is_there(OWN_BASE) and shutil.which("debootstrap") is None:
+    if shutil.which("debootstrap") is None:
         raise Refused(
             f"{OFFICIAL_BASE} cannot be pulled: {why} Give Docker the way to its registry; or install debootstrap, "
             f"with which docker/base makes a base image (Debian: apt-get install debootstrap)."
