@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         with prepared(options.cluster, results, image) as cluster:
             if options.image is None:
                 build(options.cluster, image)
-            return run(cluster, compose, signals)
+            return 0 if options.build else run(cluster, compose, signals)
     except Refused as refused:
         print(f"docker/up: {refused}", file=sys.stderr)
         return 2
@@ -68,7 +68,9 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         description="Bring a cluster of containers up, train on it, bring its results and take it down again.",
     )
     parser.add_argument("cluster", nargs="?", type=Path, default=DOCKER / "clusters" / "default.yaml")
-    parser.add_argument("--image", help="image of all hosts; built from this checkout unless given")
+    image = parser.add_mutually_exclusive_group()
+    image.add_argument("--image", help="image of all hosts; built from this checkout unless given")
+    image.add_argument("--build", action="store_true", help="only build the image")
     parser.add_argument("--results", type=Path, default=CHECKOUT / "runs" / "compose", help="folder for the results")
     return parser.parse_args(argv)
 

@@ -27,19 +27,17 @@ def disconnect(run, host):
 
 
 @pytest.mark.parametrize(
-    ("name", "hosts", "fault", "victim", "codes", "cause"),
+    ("hosts", "fault", "victim", "codes", "cause"),
     [
-        ("kill-chief", ONE, kill, "algo-1", [137, 5, 5], {"algo-2": "algo-1", "algo-3": "algo-1"}),
-        ("kill-other", TWO, kill, "algo-2", [5, 137, 5, 5], {"algo-1": "algo-2", "algo-3": "algo-2"}),
-        ("kill-first", ONE, kill, "algo-2", [4, 137, 4], {"algo-1": "algo-2", "algo-3": "algo-2"}),
-        ("cut-chief", ONE, disconnect, "algo-1", [4, 5, 5], {"algo-1": "cut off", "algo-2": "algo-1"}),
-        ("cut-first", ONE, disconnect, "algo-2", [4, 5, 4], {"algo-1": "algo-2", "algo-2": "algo-1"}),
+        pytest.param(ONE, kill, "algo-1", [137, 5, 5], {"algo-2": "algo-1", "algo-3": "algo-1"}, id="kill-chief"),
+        pytest.param(TWO, kill, "algo-2", [5, 137, 5, 5], {"algo-1": "algo-2", "algo-3": "algo-2"}, id="kill-other"),
+        pytest.param(ONE, kill, "algo-2", [4, 137, 4], {"algo-1": "algo-2", "algo-3": "algo-2"}, id="kill-first"),
+        pytest.param(ONE, disconnect, "algo-1", [4, 5, 5], {"algo-1": "cut off", "algo-2": "algo-1"}, id="cut-chief"),
+        pytest.param(ONE, disconnect, "algo-2", [4, 5, 4], {"algo-1": "algo-2", "algo-2": "algo-1"}, id="cut-first"),
     ],
 )
-def test_a_host_that_the_job_cannot_do_without_ends_it_within_a_lease(
-    name, hosts, fault, victim, codes, cause, up, tmp_path
-):
-    run = up(cluster_file(tmp_path, name, hosts, hold_step=3))
+def test_the_job_ends_within_a_lease(hosts, fault, victim, codes, cause, up, tmp_path, request):  # noqa: PLR0917
+    run = up(cluster_file(tmp_path, request.node.callspec.id, hosts, hold_step=3))
     run.wait_for("the job holds")
     fault(run, victim)
     code = run.wait(timeout_s=LEASE_S + 60)

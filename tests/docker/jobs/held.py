@@ -11,7 +11,9 @@ import numpy as np
 
 import hetero
 
-job = hetero.Job("held", engine="grpc", framework="torch", batch_size=4, pieces=10, rows=40, hold_step=0, fails=False, deaf=False)
+job = hetero.Job(
+    "held", engine="grpc", framework="torch", batch_size=4, pieces=10, rows=40, hold_step=0, fails=False, deaf=False
+)
 
 
 @job.splits
