@@ -137,6 +137,7 @@ def test_options_that_are_spoken_of_exist(page: Path) -> None:
         "--debug", "--version", "--timeout-s", "--my-own-option", "--my-width", "--name", "--no-group",
         "--no-build-isolation", "--no-cache-dir", "--runs", "--durations", "--watch", "--every-s", "--python",
         "--port", "--protocol", "--output", "--image", "--abort-on-container-exit",
+        "--results", "--build", "--build-arg", "--no-deps", "--index-url", "--volumes", "--profile",
     }  # fmt: skip
     known = commands | {option.flag for option in OPTIONS}
     flags = {
