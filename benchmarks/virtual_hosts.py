@@ -82,13 +82,17 @@ class VirtualHosts:
     ) -> None:
         self.stop()
 
+    def command(self, host: str) -> list[str]:  # noqa: ARG002 - for hosts that differ
+        """Return the command line of a host's launcher."""
+        return [sys.executable, str(REPOSITORY / "launcher.py"), *self._arguments]
+
     def start(self) -> float:
         """Start all launchers, data hosts first; return the time just before the first, seconds since 1970."""
         started_s = time.time()
         for host in self.cluster.hosts:
             with (self.folder / f"{host}.out").open("wb") as output:
                 self._launchers[host] = subprocess.Popen(
-                    [sys.executable, str(REPOSITORY / "launcher.py"), *self._arguments],
+                    self.command(host),
                     env={**self._environment, **self.cluster.environ(host)},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
