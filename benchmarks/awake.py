@@ -2,7 +2,8 @@
 
 A host in a quota sleeps for a part of each period. Between two of its turns a CPU that has nothing else to do goes to
 sleep and has to wake up, and a virtual machine's may be given to somebody else; a host that never sleeps pays nothing
-of that. Measured without this: processes with 0.3 + 0.3 + 0.4 CPUs prepared 0.93 of what one with 1.0 did, with it 0.98.
+of that. Measured without this: processes with 0.3 + 0.3 + 0.4 CPUs prepared 0.93 of what one with 1.0 did; with it
+0.98.
 
 So each CPU gets a process that spins, in a control group that takes only what nobody else wants.
 """

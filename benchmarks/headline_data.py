@@ -37,8 +37,8 @@ def write_records(source: Path | None, folder: Path) -> dict[str, Any]:
         pictures, labels = (_read(source, kind) for kind in ("images-idx3", "labels-idx1"))
     if pictures.shape[1:] != (_SIDE, _SIDE) or len(pictures) != len(labels):
         raise InputError(
-            f"The pictures of {name} are {pictures.shape} with {len(labels)} labels; they need to be (rows, 28, 28) and "
-            "a label each. Name the folder of Fashion-MNIST or MNIST."
+            f"The pictures of {name} are {pictures.shape} with {len(labels)} labels; they need to be (rows, 28, 28) "
+            "and a label each. Name the folder of Fashion-MNIST or MNIST."
         )
     numbers = np.arange(len(labels), dtype="<i4").view(np.uint8).reshape(-1, 4)
     pixels = pictures.reshape(len(labels), -1).astype(np.uint8)

@@ -1,1 +1,1 @@
-"""What the hosts of a job are and cost."""
+"""What machines are and cost, and what a job on them gains."""
