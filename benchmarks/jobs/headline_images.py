@@ -1,7 +1,7 @@
 """headline.py's job: small pictures, prepared at a price. The accelerator is `--device-step-ms`; training does nothing.
 
 A picture is enlarged to 56 x 56, dilated, blurred by a Gaussian of 11 x 11, turned and zoomed at random: about 0.7
-ms of a CPU. `graph` does that in TensorFlow, for `tf_data`; `python` with SciPy, for `grpc`. Both run under `local` too.
+ms of a CPU. `graph` does that in TensorFlow, for `tf_data`; `python` with SciPy, for `grpc`. Both run as `local` too.
 
 Channel `training` has files of records that `headline_data.py` wrote. They are read over and over, so that an epoch is
 longer than any run; in each pass the pictures are turned and zoomed otherwise. Ends when `enough` is in the run folder.
