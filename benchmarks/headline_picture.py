@@ -15,7 +15,7 @@ from headline_figures import DEVICE, FREE, PUBLIC
 
 mpl.use("Agg")
 
-from matplotlib import pyplot
+from matplotlib import pyplot as plt
 
 COLOURS = {HOMOGENEOUS: "#9aa5b1", HETEROGENEOUS: "#1f7a4d", CONTROL: "#ffffff"}
 NAMES = {
@@ -38,7 +38,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     free = [part for part in result["parts"] if part["step"] == FREE]
     device = [part for part in result["parts"] if part["step"] == DEVICE]
     shapes = [name for name in SHAPES if any(part["shape"] == name for part in free)]
-    figure = pyplot.figure(figsize=(13, 9.6), layout="constrained")
+    figure = plt.figure(figsize=(13, 9.6), layout="constrained")
     figure.suptitle("CPU hosts beside a trainer host: what they bring when input takes CPU", fontsize=17, weight="bold")
     rows = figure.subfigures(2, 1, height_ratios=(1.12, 1), hspace=0.04) if free else [None, figure]
     if free:
@@ -54,7 +54,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
         _savings(below[-1], free)
     figure.supxlabel(_about(result), fontsize=9, color="#555555")
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    plt.close(figure)
 
 
 def _about(result: Mapping[str, Any]) -> str:
@@ -105,7 +105,7 @@ def _rates(panel: Any, shape: str, parts: Sequence[Part]) -> None:
         panel.text(
             group,
             1.17 * top,
-            f"{speed:.2f} × as fast as alone",
+            f"{speed:.2f} times as fast as alone",
             ha="center",
             va="center",
             weight="bold",
@@ -120,7 +120,7 @@ def _rates(panel: Any, shape: str, parts: Sequence[Part]) -> None:
     panel.set_title(
         f"{spec.says.partition(',')[0]}\n"
         f"as quotas: trainer {spec.trainer_cpus:g} CPU, data hosts {hosts} CPU "
-        f"({spec.budget_cpus / spec.trainer_cpus:.1f} × the CPUs)",
+        f"({spec.budget_cpus / spec.trainer_cpus:.1f} times the CPUs)",
         fontsize=11.5,
     )
     _groups(panel, [part["engine"] for part in parts])

@@ -12,10 +12,10 @@ from rich.table import Table
 CASES = (
     "case",
     "rows/s",
-    "median step, ms",
-    "95 % of steps, ms",
+    "step ms, median",
+    "step ms, 95 %",
     "input wait",
-    "CPU-s per 1,000 rows: trainer",
+    "CPU-s/1,000 rows, trainer",
     "data hosts",
     "CPUs used",
 )
@@ -25,7 +25,7 @@ GAINS = (
     "share of control",
     "price-performance",
     "stall",
-    "of it late wake-ups",
+    "late wake-ups",
     "receiving",
 )
 
@@ -68,11 +68,11 @@ def gain_row(part: Mapping[str, Any]) -> list[str]:
 
 
 def ranged(figure: Mapping[str, float] | None, digits: int) -> str:
-    """Return `median (low to high)`, a dash where it was not measured."""
+    """Return `median (low-high)`, a dash where it was not measured."""
     if figure is None:
         return "-"
     median, low, high = (f"{figure[name]:.{digits}f}" for name in ("median", "low", "high"))
-    return median if low == high else f"{median} ({low} to {high})"
+    return median if low == high else f"{median} ({low}-{high})"
 
 
 def percent(figure: Mapping[str, float] | None, digits: int = 1) -> str:
