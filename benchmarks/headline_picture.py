@@ -24,7 +24,8 @@ NAMES = {
     CONTROL: "all these CPUs in one host, without hetero",
 }
 PUBLIC_COLOUR = "#b3541e"
-_WIDTH = 0.26
+ENGINES = {"tf_data": "tf.data service", "grpc": "Python workers (grpc)"}
+WIDTH = 0.26
 Part = Mapping[str, Any]
 
 
@@ -67,7 +68,13 @@ def _about(result: Mapping[str, Any]) -> str:
 
 
 def _bars(
-    panel: Any, at: Sequence[float], figures: Sequence[Mapping[str, float]], case: str, scale: float = 1.0
+    panel: Any,
+    at: Sequence[float],
+    figures: Sequence[Mapping[str, float]],
+    case: str,
+    *,
+    scale: float = 1.0,
+    width: float = WIDTH,
 ) -> Any:
     middle = [scale * figure["median"] for figure in figures]
     low = [scale * (figure["median"] - figure["low"]) for figure in figures]
@@ -76,7 +83,7 @@ def _bars(
     return panel.bar(
         at,
         middle,
-        _WIDTH,
+        width,
         yerr=[low, high],
         label=NAMES[case],
         color=COLOURS[case],
@@ -91,7 +98,7 @@ def _rates(panel: Any, shape: str, parts: Sequence[Part]) -> None:
     top = 0.0
     for number, case in enumerate((HOMOGENEOUS, HETEROGENEOUS, CONTROL)):
         figures = [part["figures"]["rows_per_s"][case] for part in parts]
-        _bars(panel, [group + (number - 1) * _WIDTH for group in range(len(parts))], figures, case)
+        _bars(panel, [group + (number - 1) * WIDTH for group in range(len(parts))], figures, case)
         top = max(top, *(figure["high"] for figure in figures))
     for group, part in enumerate(parts):
         figures = part["figures"]
@@ -99,31 +106,31 @@ def _rates(panel: Any, shape: str, parts: Sequence[Part]) -> None:
             height = figures["rows_per_s"][case]["median"]
             colour = "#333333" if case == CONTROL else "white"
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if case == CONTROL else None
-            where = group + (number - 1) * _WIDTH
+            where = group + (number - 1) * WIDTH
             panel.text(where, height / 2, f"{height:,.0f}", ha="center", va="center", color=colour, bbox=box)
         speed, share = figures["speed_up"]["median"], figures["share_of_control"]["median"]
         panel.text(
             group,
             1.17 * top,
-            f"{speed:.2f} times as fast as alone",
+            f"{speed:.2f} x as fast",
             ha="center",
             va="center",
             weight="bold",
-            fontsize=12.5,
+            fontsize=14,
             color=COLOURS[HETEROGENEOUS],
         )
         panel.text(
-            group, 1.09 * top, f"{100 * share:.0f} % of what these CPUs can do", ha="center", va="center", fontsize=10.5
+            group, 1.09 * top, f"{100 * share:.0f} % of what these CPUs can", ha="center", va="center", fontsize=10.5
         )
     spec = SHAPES[shape]
     hosts = " + ".join(f"{cpus:g}" for cpus in spec.data_cpus)
     panel.set_title(
-        f"{spec.says.partition(',')[0]}\n"
+        f"{shape}: {spec.says.partition(',')[0]}\n"
         f"as quotas: trainer {spec.trainer_cpus:g} CPU, data hosts {hosts} CPU "
         f"({spec.budget_cpus / spec.trainer_cpus:.1f} times the CPUs)",
         fontsize=11.5,
     )
-    _groups(panel, [part["engine"] for part in parts])
+    _groups(panel, [ENGINES[part["engine"]] for part in parts])
     panel.set_ylim(0, 1.24 * top)
     panel.set_ylabel("rows trained on a second")
 
@@ -132,8 +139,8 @@ def _stalls(panel: Any, parts: Sequence[Part]) -> None:
     """The part of the time in which the simulated accelerator was idle."""
     for number, (case, name) in enumerate(((HOMOGENEOUS, "stall_homogeneous"), (HETEROGENEOUS, "stall"))):
         figures = [part["figures"][name] for part in parts]
-        at = [group + (number - 0.5) * _WIDTH for group in range(len(parts))]
-        _bars(panel, at, figures, case, 100)
+        at = [group + (number - 0.5) * WIDTH for group in range(len(parts))]
+        _bars(panel, at, figures, case, scale=100)
         for where, figure in zip(at, figures, strict=True):
             height = 100 * figure["median"]
             panel.text(
@@ -145,7 +152,7 @@ def _stalls(panel: Any, parts: Sequence[Part]) -> None:
                 weight="bold",
                 color=COLOURS[case] if case == HETEROGENEOUS else "#555555",
             )
-    _groups(panel, [f"{part['engine']}\n{_short(part)}" for part in parts])
+    _groups(panel, [_label(part) for part in parts])
     panel.set_ylim(0, 100)
     panel.set_ylabel("% of the time")
     panel.set_title("How long the simulated accelerator waits\n(it could take 80 % of the rows above)", fontsize=11.5)
@@ -154,7 +161,7 @@ def _stalls(panel: Any, parts: Sequence[Part]) -> None:
 def _savings(panel: Any, parts: Sequence[Part]) -> None:
     """The part of a step's cost that is saved, beside the public figures."""
     figures = [part["figures"]["price_performance"] for part in parts]
-    _bars(panel, range(len(parts)), figures, HETEROGENEOUS, 100)
+    _bars(panel, range(len(parts)), figures, HETEROGENEOUS, scale=100, width=2 * WIDTH)
     for group, (part, figure) in enumerate(zip(parts, figures, strict=True)):
         public = 100 * PUBLIC[part["shape"]]["price_performance"]
         panel.hlines(
@@ -170,7 +177,7 @@ def _savings(panel: Any, parts: Sequence[Part]) -> None:
         panel.text(
             group, inside, f"{100 * figure['median']:.0f} %", ha="center", va="center", color="white", weight="bold"
         )
-    _groups(panel, [f"{part['engine']}\n{_short(part)}" for part in parts])
+    _groups(panel, [_label(part) for part in parts])
     panel.set_xlim(-0.6, len(parts) - 0.25)
     panel.set_ylim(min(0, *(105 * figure["low"] for figure in figures)), 100)
     panel.set_ylabel("% of a step's cost saved")
@@ -180,8 +187,9 @@ def _savings(panel: Any, parts: Sequence[Part]) -> None:
     panel.legend(*zip(*public_only, strict=True), loc="upper left", frameon=False, fontsize=10)
 
 
-def _short(part: Part) -> str:
-    return SHAPES[part["shape"]].says.partition(",")[0].replace(" + ", "\n+ ")
+def _label(part: Part) -> str:
+    engine = ENGINES[part["engine"]].replace(" (", "\n(")
+    return f"{part['shape']}\n{engine}"
 
 
 def _groups(panel: Any, names: Sequence[str]) -> None:
