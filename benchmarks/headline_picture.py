@@ -120,7 +120,7 @@ def _rates(panel: Any, shape: str, parts: Sequence[Part]) -> None:
             color=COLOURS[HETEROGENEOUS],
         )
         panel.text(
-            group, 1.09 * top, f"{100 * share:.0f} % of what these CPUs can", ha="center", va="center", fontsize=10.5
+            group, 1.09 * top, f"{100 * share:.0f} % of all CPUs in one host", ha="center", va="center", fontsize=10.5
         )
     spec = SHAPES[shape]
     hosts = " + ".join(f"{cpus:g}" for cpus in spec.data_cpus)
@@ -181,7 +181,7 @@ def _savings(panel: Any, parts: Sequence[Part]) -> None:
     panel.set_xlim(-0.6, len(parts) - 0.25)
     panel.set_ylim(min(0, *(105 * figure["low"] for figure in figures)), 100)
     panel.set_ylabel("% of a step's cost saved")
-    panel.set_title("Price-performance: how much less a step costs with data hosts\n(no accelerator)", fontsize=11.5)
+    panel.set_title("Price-performance: how much less a step costs with data hosts\n(at the rows above)", fontsize=11.5)
     handles, names = panel.get_legend_handles_labels()
     public_only = [(handle, name) for handle, name in zip(handles, names, strict=True) if name.startswith("public")]
     panel.legend(*zip(*public_only, strict=True), loc="upper left", frameon=False, fontsize=10)
