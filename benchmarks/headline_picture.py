@@ -51,6 +51,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     below = rows[1].subplots(1, 2 if device and free else 1, squeeze=False)[0]
     if device:
         _stalls(below[0], device)
+        if not free:  # else the colours are explained above
+            below[0].legend(frameon=False, fontsize=11)
     if free:
         _savings(below[-1], free)
     figure.supxlabel(_about(result), fontsize=9, color="#555555")
@@ -155,7 +157,10 @@ def _stalls(panel: Any, parts: Sequence[Part]) -> None:
     _groups(panel, [_label(part) for part in parts])
     panel.set_ylim(0, 100)
     panel.set_ylabel("% of the time")
-    panel.set_title("How long the simulated accelerator waits\n(it could take 80 % of the rows above)", fontsize=11.5)
+    panel.set_title(
+        "How long the simulated accelerator waits\n(it takes 80 % of the rows/s that there were without one)",
+        fontsize=11.5,
+    )
 
 
 def _savings(panel: Any, parts: Sequence[Part]) -> None:
