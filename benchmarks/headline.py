@@ -22,6 +22,7 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -208,22 +209,36 @@ def measure(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         return result
 
 
+def picture_of() -> Callable[[dict[str, Any], Path], None]:
+    """Return what draws the picture; asked before anything is run.
+
+    Raises:
+        BenchmarkFailed: matplotlib is not installed.
+    """
+    try:
+        from headline_picture import draw
+    except ImportError as error:
+        raise BenchmarkFailed(
+            f"--picture needs matplotlib ({error}): uv run --group bench python benchmarks/headline.py, or leave it out"
+        ) from error
+    return draw
+
+
 def main() -> int:
     """Run the benchmark and return its exit status."""
     options, console = arguments(), Console(width=160 if not sys.stdout.isatty() else None)
     if options.table is not None:
         print(markdown(json.loads(options.table.read_text(encoding="utf-8"))))
         return 0
-    if options.picture is not None:
-        from headline_picture import draw  # before anything is run: it needs matplotlib
     try:
+        draw = picture_of() if options.picture is not None else None
         result = measure(options, console)
     except (BenchmarkFailed, HeteroError) as error:
         console.print(str(error), markup=False, highlight=False)
         return 1
     gains = [gain_row(part) for part in result["parts"]]
     console.print(terminal_table("CPU quotas and a simulated accelerator", GAINS, gains))
-    if options.picture is not None:
+    if draw is not None:
         draw(result, options.picture)
     for doubt in result["doubts"]:
         console.print(f"DOUBTFUL: {doubt}: something else ran on this machine", highlight=False)

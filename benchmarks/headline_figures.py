@@ -23,7 +23,7 @@ PUBLIC = {"A": {"speed_up": 2.23, "price_performance": 0.46}, "B": {"speed_up": 
 """The public figures, 192 to 86 ms and 1193 to 184 ms, for the picture and the tables."""
 _SIDES = ("trainer", "data")
 LEAST_USED = 0.95
-"""A control that got less of its CPUs than this ran beside something else, and is nothing to compare with."""
+"""A host that got less of its CPUs than this ran beside something else, and is nothing to compare with."""
 
 
 @dataclass(frozen=True)
@@ -154,14 +154,18 @@ def problems_of(parts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def doubts_of(parts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence for each control that did not get its CPUs."""
+    """Return a sentence for each host that prepared input all the time and yet did not get its CPUs."""
     found = []
     for part in parts:
-        budget = SHAPES[part["shape"]].budget_cpus
+        shape = SHAPES[part["shape"]]
+        budgets = {CONTROL: shape.budget_cpus}
+        if part["step"] == FREE:
+            budgets[HOMOGENEOUS] = shape.trainer_cpus
         for run in part["runs"]:
-            if run["case"] == CONTROL and run["cpus"] < LEAST_USED * budget:
+            budget = budgets.get(run["case"], 0.0)
+            if run["cpus"] < LEAST_USED * budget:
                 used = f"{run['cpus']:.2f} of {budget:g} CPUs"
-                found.append(f"{title_of(part)}: the control of round {run['round'] + 1} used {used}")
+                found.append(f"{title_of(part)}, round {run['round'] + 1}: {run['case']} used {used}")
     return found
 
 

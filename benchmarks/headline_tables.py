@@ -86,7 +86,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     """Return the result as it stands in a page: what each part came to, then the cases."""
     lines = [_markdown(GAINS, [gain_row(part) for part in result["parts"]])]
     for part in result["parts"]:
-        lines += [f"\n{title_of(part)[0].upper()}{title_of(part)[1:]}:\n", _markdown(CASES, case_rows(part))]
+        lines += [f"\n**{title_of(part)}**\n", _markdown(CASES, case_rows(part))]
     about = (
         f"\nMedians (least to greatest) of {result['runs']} runs of {result['seconds']:g} s each on "
         f"{result['cpus']} CPUs, CPUs kept awake: {'yes' if result['awake'] else 'no'}. The accelerator is simulated. "

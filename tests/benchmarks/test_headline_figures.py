@@ -92,13 +92,18 @@ def test_a_bound_that_is_met_exactly_is_kept_unless_more_is_required() -> None:
     assert Requirement("x", "x", above=2.2).broken_by(2.2) is not None
 
 
-def test_a_control_that_did_not_get_its_cpus_is_doubted() -> None:
+def test_a_run_that_did_not_get_its_cpus_is_doubted() -> None:
     doubtful = part("tf_data", "B", "0")
     assert doubts_of([doubtful]) == []
     for one in doubtful["runs"]:
         if one["case"] == CONTROL and one["round"] == 1:
             one["cpus"] = 1.2
-    assert doubts_of([doubtful]) == ["tf_data, shape B, step 0: the control of round 2 used 1.20 of 1.65 CPUs"]
+    assert doubts_of([doubtful]) == ["tf_data, shape B, step 0, round 2: control used 1.20 of 1.65 CPUs"]
+    for step, expected in (("0", 1), ("device", 0)):  # on an accelerator the trainer host may have enough
+        slow = part("grpc", "A", step)
+        for one in slow["runs"]:
+            one["cpus"] = 0.37 if one["case"] == HOMOGENEOUS and one["round"] == 0 else one["cpus"]
+        assert len(doubts_of([slow])) == expected
 
 
 def test_rows_count_from_the_first_batch_to_the_last() -> None:
