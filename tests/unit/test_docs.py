@@ -133,6 +133,7 @@ def test_the_table_of_options_is_up_to_date() -> None:
 @every_page
 def test_options_that_are_spoken_of_exist(page: Path) -> None:
     commands = {
+        "--no-awake", "--prices", "--seconds", "--shape", "--step", "--data", "--warm-up", "--privileged", "--cgroupns",
         "--data-hosts", "--trainer-hosts", "--data-cpus", "--trainer-cpus", "--json", "--keep", "--topology", "--host",
         "--debug", "--version", "--timeout-s", "--my-own-option", "--my-width", "--name", "--no-group",
         "--no-build-isolation", "--no-cache-dir", "--runs", "--durations", "--watch", "--every-s", "--python",
