@@ -18,7 +18,7 @@ from virtual_hosts import REPOSITORY, BenchmarkFailed
 HOMOGENEOUS, HETEROGENEOUS, CONTROL = "homogeneous", "heterogeneous", "control"
 BATCH_ROWS = 128
 START_S, END_S = 240.0, 120.0
-LEAST_STEPS = 5
+LEAST_STEPS = 3
 _FILE = REPOSITORY / "benchmarks" / "jobs" / "headline_images.py"
 JOBS = {"tf_data": f"{_FILE}:graph", "grpc": f"{_FILE}:python"}
 

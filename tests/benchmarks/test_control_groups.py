@@ -47,6 +47,27 @@ def test_usage_is_counted_from_an_earlier_look() -> None:
     assert GroupUsage(5.0, 10, 6, 2.0).since(GroupUsage(2.0, 4, 1, 0.5)) == GroupUsage(3.0, 6, 5, 1.5)
 
 
+def test_version_2_is_written_and_read_as_the_kernel_has_it(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.subtree_control").write_text("memory")
+    group = ControlGroup("test", Hierarchy(2, tmp_path, tmp_path))
+    folder = tmp_path / f"hetero-benchmark-{os.getpid()}-test"
+    assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpu"
+    group.limit(1.35)
+    assert (folder / "cpu.max").read_text() == "135000 100000"
+    group.limit(None)
+    assert (folder / "cpu.max").read_text() == "max 100000"
+    group.yield_to_others()
+    assert ((folder / "cpu.weight").read_text(), (folder / "cpu.idle").read_text()) == ("1", "1")
+    (folder / "cpu.stat").write_text("usage_usec 2500000\nnr_periods 9\nnr_throttled 4\nthrottled_usec 300000\n")
+    assert group.usage() == GroupUsage(2.5, 9, 4, 0.3)
+    with pytest.raises(BenchmarkFailed, match=r"a quota of 0\.001 CPUs is too small"):
+        group.limit(0.001)
+    for file in folder.iterdir():
+        file.unlink()
+    group.remove()
+    assert not folder.exists()
+
+
 @pytest.mark.slow
 def test_a_quota_holds_for_all_that_a_command_starts_and_the_group_goes_with_it() -> None:
     spin = ["/bin/sh", "-c", "(while :; do :; done) & while :; do :; done"]
