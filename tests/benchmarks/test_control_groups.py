@@ -101,8 +101,11 @@ def test_groups_of_a_benchmark_that_was_killed_are_removed_by_the_next() -> None
 def test_cpus_are_kept_awake_by_one_process_each_and_let_go() -> None:
     hierarchy = Hierarchy.find()
     folder = hierarchy.cpu / f"hetero-benchmark-{os.getpid()}-awake"
+    cpus, deadline_s = len(os.sched_getaffinity(0)), time.monotonic() + 30
     with Awake():
-        pids = [int(pid) for pid in (folder / "cgroup.procs").read_text().split()]
-        assert len(pids) == len(os.sched_getaffinity(0))
+        while len(pids := (folder / "cgroup.procs").read_text().split()) < cpus:
+            assert time.monotonic() < deadline_s, f"in the group are only {pids}"
+            time.sleep(0.02)
+        assert len(pids) == cpus
     assert not folder.exists()
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
