@@ -66,6 +66,7 @@ def _about(result: Mapping[str, Any]) -> str:
         f"Data: {result['data']['name']}.\nBars are medians of {result['runs']} alternating runs of "
         f"{result['seconds']:g} s, whiskers go from the least to the greatest. Prices: "
         f"{result['prices'].partition(': ')[0]}."
+        + (" DOUBTFUL: something else ran on this machine." if result["doubts"] else "")
     )
 
 

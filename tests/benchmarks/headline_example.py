@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headline_cases import CONTROL, HETEROGENEOUS, HOMOGENEOUS, Measured
-from headline_figures import figures_of, problems_of
+from headline_figures import doubts_of, figures_of, problems_of
 
 from hetero.cost.prices import PriceList
 
@@ -81,6 +81,7 @@ def result() -> dict[str, Any]:
         "data": {"name": "fashion-mnist", "rows": 60_000},
         "prices": PRICES.describe(),
         "parts": parts,
+        "doubts": doubts_of(parts),
         "problems": problems,
         "passed": not problems,
     }
