@@ -300,12 +300,14 @@ def report(cluster: Cluster, codes: dict[str, int | None]) -> None:
         hosts.add_row(host["name"], host["role"], f"{host['cpus']:g}", "never started" if code is None else str(code))
     console.print(hosts)
     summary = cluster.folder / "summary.json"
-    if summary.exists():
-        console.print(summary_table(json.loads(summary.read_text(encoding="utf-8"))))
+    figures = json.loads(summary.read_text(encoding="utf-8")) if summary.exists() else {}
+    if figures.get("steps") is not None:  # nothing was measured of a run that failed
+        console.print(summary_table(figures))
     failure = cluster.folder / "failure.json"
     if failure.exists():
         cause = json.loads(failure.read_text(encoding="utf-8"))
-        console.print(f"cause: {cause['host']}, {cause['process']}: {cause['message']}", highlight=False, markup=False)
+        text = f"cause: {cause['host']}, {cause['process']}: {cause['message']}"
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
     console.print(f"results: {cluster.folder}", highlight=False, soft_wrap=True)
 
 
