@@ -32,13 +32,12 @@ def is_there(image: str) -> bool:
     return docker("image", "inspect", image).returncode == 0
 
 
-def room(folder: Path, least_bytes: int, what: str) -> None:
+def room(folder: Path, least_bytes: int, what: str, advice: str) -> None:
     """Refuse where a disk is too full."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < least_bytes:
         raise Refused(
-            f"{folder} has {free_bytes / 10**6:.0f} MB free; {what} may need {least_bytes / 10**6:.0f} MB. "
-            f"Make room (docker system prune), or name another folder with --results."
+            f"{folder} has {free_bytes / 10**6:.0f} MB free; {what} may need {least_bytes / 10**6:.0f} MB. {advice}."
         )
 
 
@@ -59,7 +58,7 @@ def build(cluster_file: Path, image: str) -> None:
     """Build the image of a cluster; what has not changed since the last time is not built again."""
     where = docker_root()
     if where and not is_there(IMAGE):
-        room(where, _BUILD_BYTES, "building the image")
+        room(where, _BUILD_BYTES, "building the image", "Make room, as with docker system prune")
     certificates()
     base = OFFICIAL_BASE if is_there(OFFICIAL_BASE) else base_image()
     print(f"Building image {IMAGE} (minutes the first time) ...", flush=True)
@@ -83,7 +82,9 @@ def docker_root() -> Path | None:
 
 def certificates() -> None:
     """Hand on the certificates that pip is told to trust here: an index behind a proxy needs them in the image."""
-    given = next((os.environ[name] for name in ("PIP_CERT", "REQUESTS_CA_BUNDLE") if os.environ.get(name)), None)
+    given = next(
+        (os.environ[name] for name in ("PIP_CERT", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE") if os.environ.get(name)), None
+    )
     if given and Path(given).is_file() and not any(DOCKER.glob("ca/*.crt")):
         (DOCKER / "ca").mkdir(exist_ok=True)
         shutil.copy(given, DOCKER / "ca" / "given.crt")

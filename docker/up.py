@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         results: Path = options.results.resolve()
         with writing(results):
             results.mkdir(parents=True, exist_ok=True)
-            room(results, RESULT_BYTES, "the results")
+            room(results, RESULT_BYTES, "the results", "Make room, or name another folder with --results")
         if options.image and not is_there(options.image):
             refuse(f"There is no image {options.image} here. Build it, or leave --image out: docker/up builds one.")
         image = options.image or image_name(options.cluster)
