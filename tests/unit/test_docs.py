@@ -139,8 +139,6 @@ def test_options_that_are_spoken_of_exist(page: Path) -> None:
         "--no-build-isolation", "--no-cache-dir", "--runs", "--durations", "--watch", "--every-s", "--python",
         "--port", "--protocol", "--output", "--image", "--abort-on-container-exit",
         "--results", "--build", "--build-arg", "--no-deps", "--index-url", "--volumes", "--profile",
-        "--port", "--protocol", "--no-awake", "--prices", "--seconds", "--shape", "--step", "--data", "--warm-up",
-        "--privileged", "--cgroupns",
     }  # fmt: skip
     known = commands | {option.flag for option in OPTIONS}
     flags = {
