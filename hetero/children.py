@@ -188,11 +188,11 @@ def run_worker(config: HostConfig, _index: str) -> None:
     )
 
 
-def run_feed(config: HostConfig) -> None:
-    """Serve the batches that this host's workers prepare."""
+def run_feed(config: HostConfig, workers: str = "0") -> None:
+    """Serve the batches that this host's workers prepare; of so many at first, if more may come."""
     from hetero.feeding import serve_feed
 
-    serve_feed(config, os.environ[PROCESS_VARIABLE], _preferred_port())
+    serve_feed(config, os.environ[PROCESS_VARIABLE], _preferred_port(), int(workers))
 
 
 def run_feed_worker(config: HostConfig, workers: str) -> None:

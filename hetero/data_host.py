@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from hetero.control.state import JobState, Outcome
+from hetero.data_workers import DataWorkers
 from hetero.ending import Ending
 from hetero.errors import ChildFailed, DataServiceLost, HeteroError, PeerNeverCame, TrainerLost
-from hetero.host import LISTING_KEY
+from hetero.host import LISTING_KEY, HostConfig
 from hetero.life import HostLife
-from hetero.plan import LISTER
+from hetero.plan import LISTER, HostPlan
 from hetero.process.failure import Failure
+from hetero.process.supervisor import Supervisor
 from hetero.spec import ProcessKind, ProcessSpec
 
 
@@ -28,6 +30,21 @@ class DataHostLife(HostLife):
         Outcome.TRAINER_LOST: TrainerLost.exit_code,
         Outcome.DATA_LOST: DataServiceLost.exit_code,
     }
+
+    def __init__(
+        self, config: HostConfig, plan: HostPlan, supervisor: Supervisor, environment: Mapping[str, str]
+    ) -> None:
+        super().__init__(config, plan, supervisor, environment)
+        self._data_workers = DataWorkers(config, plan, self._crew())
+
+    def _introduce(self) -> None:
+        self._data_workers.tell()
+
+    def _handle(self, event: object) -> Ending | None:
+        ending = super()._handle(event)
+        if ending is None:
+            self._data_workers.tick()
+        return ending
 
     def _on_state(self, state: JobState) -> Ending | None:
         if not state.ended:
@@ -44,6 +61,8 @@ class DataHostLife(HostLife):
         return self._end_by(ChildFailed(f"{spec.name} on {self._config.host} ended by itself with exit code 0."))
 
     def _on_child_failed(self, spec: ProcessSpec, failure: Failure) -> Ending | None:
+        if self._data_workers.on_failed(spec, failure):
+            return None
         with contextlib.suppress(HeteroError):  # should the job be lost by this, the coordinator knows why
             age_s = max(0.0, time.time() - failure.time_s)
             self._control.report_failure(failure.to_dict(), age_s, timeout_s=self._tell_timeout_s)

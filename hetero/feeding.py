@@ -13,6 +13,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 from hetero._proto import splits_pb2 as pb
@@ -27,32 +28,38 @@ from hetero.inputs import s3
 from hetero.job import Job
 from hetero.job_file import load_job
 from hetero.listing import input_context, list_own, mark_local
+from hetero.rundir import write_json_atomic
 from hetero.topology import Role
+from hetero.worker_count import Figures
 
 _PULSE_S = 1.0
+_LOOK_S = 0.05
+_MEASURE_S = 0.5
 _PUBLISH_RETRY_S = 1.0
 
 
-def serve_feed(config: HostConfig, process: str, port: int) -> None:
+def serve_feed(config: HostConfig, process: str, port: int, workers: int = 0) -> None:
     """Run the feed of this host until SIGTERM or SIGINT.
 
     Args:
         config: The host.
         process: Name of this process.
         port: The port it prefers.
+        workers: How many the host begins with where more may come, for which it says how it goes; 0: it keeps those.
 
     Raises:
         PeerNeverCame: The coordinator does not answer.
         HeteroError: No port can be bound.
     """
-    asyncio.run(_Feed(config, process, port).run())
+    asyncio.run(_Feed(config, process, port, workers).run())
 
 
 class _Feed:
     """The feed server, its link to the coordinator, and what it announces there."""
 
-    def __init__(self, config: HostConfig, process: str, port: int) -> None:
-        self._config, self._port = config, port
+    def __init__(self, config: HostConfig, process: str, port: int, workers: int) -> None:
+        self._config, self._port, self._first_workers = config, port, workers
+        self._meter = config.run().meter(config.host, process)
         self._pulse = config.run().pulse(config.host, process)
         self._control = config.connect()
         self._unpublished: dict[str, str] = {}
@@ -87,6 +94,8 @@ class _Feed:
                     token=settings.token,
                     tls=config.tls,
                     deterministic=settings.deterministic,
+                    buffer_bytes=settings.buffer_bytes if self._first_workers else None,
+                    workers=max(1, self._first_workers),
                     worker_socket=socket_name(config),
                     worker_secret=secret(config),
                 ),
@@ -104,7 +113,9 @@ class _Feed:
             )
             self._port = await server.start()
             self._announce(feed_key(config.host), self._address)
-            tasks = [asyncio.create_task(job) for job in (self._link.run(), self._publish(), self._beat())]
+            jobs = [self._link.run(), self._publish(), self._beat()]
+            jobs += [self._measure(server)] if self._first_workers else []
+            tasks = [asyncio.create_task(job) for job in jobs]
             try:
                 ends = [asyncio.create_task(event.wait()) for event in (stop, self._is_unfit)]
                 await asyncio.wait([*ends, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -162,6 +173,22 @@ class _Feed:
                 except HeteroError:  # the coordinator is being replaced: the feed serves on meanwhile
                     await asyncio.sleep(_PUBLISH_RETRY_S)
                     self._to_publish.set()
+
+    async def _measure(self, server: FeedServer) -> None:
+        """Leave word for the launcher, which may start more workers, how batches are taken."""
+        clock, short_s = asyncio.get_running_loop().time, 0.0
+        seen_s = told_s = clock()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now_s = clock()
+            # A look that comes late says nothing of the time before it, in which this process was busy.
+            short_s += min(now_s - seen_s, 2 * _LOOK_S) if server.is_short else 0.0
+            seen_s = now_s
+            if now_s - told_s >= _MEASURE_S:
+                told_s = now_s
+                rows, batches = server.arrived()
+                with contextlib.suppress(OSError):  # a full disk: the launcher then changes nothing
+                    write_json_atomic(self._meter, asdict(Figures(server.feed_id, now_s, rows, batches, short_s)))
 
     async def _beat(self) -> None:
         while True:

@@ -150,6 +150,11 @@ def local_key(host: str) -> str:
     return f"local/{host}"
 
 
+def tuning_key(host: str) -> str:
+    """Return the name under which a host publishes what it has decided by measuring."""
+    return f"tuning/{host}"
+
+
 def told_channels(config: HostConfig) -> str:
     """Return what a data host publishes under `CHANNELS_KEY`: its channels that have files, as far as there is room."""
     channels = config.channels()

@@ -20,6 +20,7 @@ from dataclasses import replace
 from hetero import clusters
 from hetero.control.channel import unresolved
 from hetero.control.state import HostReport, JobState, Outcome, ProcessReport
+from hetero.crew import Crew, crew_of
 from hetero.departure import Departure
 from hetero.ending import Ending, JoinFailed, SignalReceived, Unreachable
 from hetero.errors import ChildFailed, HeteroError, PeerNeverCame, Stopped
@@ -74,8 +75,7 @@ class HostLife:
         self._killed_at_s: float | None = None
         self._workers_lost = 0
         self._given_up: set[str] = set()
-        later = plan.local_processes(plan.most_local_workers)
-        services = [spec.name for spec in (*plan.processes, *later) if spec.kind in _SERVICES]
+        services = [spec.name for spec in (*plan.processes, *plan.later_processes) if spec.kind in _SERVICES]
         pulses = {name: self._run.pulse(config.host, name) for name in services}
         self._frozen = FrozenServices(pulses, self._settings.lease_s, self._note_stopped)
         self._hosts_coordinator = plan.runs_coordinator
@@ -146,6 +146,10 @@ class HostLife:
     def _on_stop(self, event: SignalReceived) -> Ending | None:
         # The peers hear of it as the reason for leaving: a stop is the job's end, and no failure of this host.
         return replace(self._end_by(Stopped(event.signum, event.why)), failure=None)
+
+    def _crew(self) -> Crew:
+        parts = (self._config, self._control, self._supervisor)
+        return crew_of(*parts, start=self._start, report=self._report, given_up=self._given_up)
 
     def _introduce(self) -> None:
         """Tell the peers what they must know of this host beside its report; once it is registered."""

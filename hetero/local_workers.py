@@ -34,6 +34,7 @@ SETTLE_S = 2.0
 LEAST_WAIT = 0.03
 LEAST_GAIN = 0.03
 _NEARLY = 0.1  # a CPU that is idle but for so much counts as idle
+_WORTH = 0.2  # of all that a host has, where that is less than two CPUs
 
 
 @dataclass(frozen=True)
@@ -104,28 +105,34 @@ class Trial:
     """Decides about the local workers of one trainer host.
 
     Args:
-        cpus: CPUs that the host's processes may use.
+        cpus: CPUs that the host's processes may use, a fraction where a quota says so.
         most: So many workers are started at most.
         may_stop: Whether workers can be stopped in mid-epoch without losing the rows that they have in hand.
 
     Attributes:
         workers: How many are to run now.
+        measured: Rows a second of this host's ranks by number of local workers.
         why: The numbers behind that.
     """
 
-    def __init__(self, *, cpus: int, most: int, may_stop: bool) -> None:
+    def __init__(self, *, cpus: float, most: int, may_stop: bool) -> None:
         self._cpus, self._most, self._may_stop = cpus, most, may_stop
         self._phase = _Phase.WATCHING
         self._began_s: float | None = None  # when this phase began, in the first sample of it
         self._window: Sample | None = None  # the first sample of this measurement
         self._before: _Pace | None = None
         self.workers = 0
+        self.measured: dict[int, float] = {}
         self.why = "training ended before anything could be measured"
 
     @property
     def decided(self) -> bool:
         """Whether the last decision was made."""
         return self._phase is _Phase.DECIDED
+
+    def allow(self, cpus: float) -> None:
+        """Note how many CPUs the host may use from now on: a quota can be changed."""
+        self._cpus = cpus
 
     def give_up(self, why: str) -> None:
         """Note that workers cannot be used here: there is nothing more to decide."""
@@ -159,18 +166,27 @@ class Trial:
 
     def _watch(self, pace: _Pace, watched_s: float) -> Decision | None:
         waits = f"ranks wait for input {pace.wait:.1%} of the time"
-        workers = min(self._most, math.floor(pace.idle_cpus + _NEARLY))
+        idle = f"{pace.idle_cpus:.{1 if self._cpus >= 2 else 2}f} of {self._cpus:.3g} CPUs are idle"
+        self.measured[0] = pace.rows_per_s
+        workers = min(self._most, self._fit(pace.idle_cpus))
         if pace.wait > LEAST_WAIT and workers > 0:
             self._before = pace
             self._enter(_Phase.STARTING)
-            why = f"{waits}, {pace.idle_cpus:.1f} of {self._cpus} CPUs are idle"
+            why = f"{waits}, {idle}"
             return self._decide(workers, why, final=False)
+        rest = "training is left one" if self._cpus >= 2 else f"{_WORTH:.0%} of them would be worth it"
         if pace.wait <= LEAST_WAIT:
             why = f"{waits}, {LEAST_WAIT:.0%} would be worth it"
         else:
-            why = f"{waits}, but {pace.idle_cpus:.1f} of {self._cpus} CPUs are idle; training is left one"
+            why = f"{waits}, but {idle}; {rest}"
         self.why = f"{why} (so far)"
         return self._decide(0, why, final=True) if watched_s >= WATCH_S else None
+
+    def _fit(self, idle_cpus: float) -> int:
+        """Return how many workers the idle CPUs keep busy."""
+        if self._cpus < 2:  # one worker and training share what there is, training first
+            return int(idle_cpus > _WORTH * self._cpus)
+        return math.floor(idle_cpus + _NEARLY)
 
     def _await_workers(self, sample: Sample, *, serving: int) -> Decision | None:
         if self._began_s is None:
@@ -188,6 +204,7 @@ class Trial:
     def _judge(self, pace: _Pace) -> Decision:
         assert self._before is not None  # noqa: S101  a trial begins with it
         before = self._before.rows_per_s
+        self.measured[self.workers] = pace.rows_per_s
         gain = pace.rows_per_s / before - 1 if before > 0 else math.inf
         why = f"{before:.0f} rows/s before, {pace.rows_per_s:.0f} rows/s with them ({gain:+.1%})"
         if gain > LEAST_GAIN:
@@ -204,7 +221,7 @@ class Trial:
         return Decision(workers, why, final)
 
 
-def _measured(first: Sample, last: Sample, cpus: int) -> _Pace | None:
+def _measured(first: Sample, last: Sample, cpus: float) -> _Pace | None:
     """Return what happened between two samples, None if that is too little to go by."""
     seconds = last.at_s - first.at_s
     steps = rows_per_s = wait = 0.0

@@ -11,7 +11,9 @@ from pathlib import Path
 
 from hetero.inputs import s3
 
-ENGINES = ("auto", "tf_data", "grpc", "local")
+AUTO = "auto"
+"""Where a number could stand: found by measuring."""
+ENGINES = (AUTO, "tf_data", "grpc", "local")
 _DAY_S = 86_400.0
 MIB = 1 << 20
 
@@ -124,7 +126,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("batch_size", int, 64, "rows a rank takes in one step", 1, 2**31 - 1),
     Option("epochs", int, 1, "passes over the input", 1, 2**31 - 1),
     Option("ranks_per_host", int, None, "training processes a trainer host", 1, 1024, default_text="GPUs, or 1"),
-    Option("workers_per_host", int, None, "workers a data host", 1, 1024, default_text="tf_data 1, grpc one a CPU"),
+    Option("workers_per_host", int, AUTO, "workers on each data host", 1, 1024, words=(AUTO,)),
     Option("local_workers", int, 0, "workers on each trainer host, for its spare CPUs", 0, 1024, words=("auto",)),
     Option("control_port", int, 16000, "coordinator", 1, 65535),
     Option("data_port", int, None, "first data port", 1, 65535, default_text="6000; free ones for hetero run"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from hetero.errors import SettingsError
@@ -29,6 +30,14 @@ LISTER = ProcessSpec(
     restarts=SERVICE_RESTARTS,
 )
 _LAST_PORT = 65535
+_HARDLY = 0.05  # of a CPU: so little more than a whole number is no further CPU
+# More than one tf.data worker a host is worth something only where the last CPU is a part of one: a worker's threads,
+# stopped in turn when the quota of a period is used up, leave some of it (0.911 of what a quota of 1.35 CPUs can do,
+# two workers 1.012). With whole CPUs one worker uses them all, and a second one costs memory and its share of threads.
+_MOST_TF_DATA_WORKERS = 2
+# Workers that wait for disks or networks add up; 16 on two CPUs gave 16.0 times the rows of one. Beyond that it is
+# memory that they cost, and on large hosts what all of them together ask of a disk.
+_MOST_WORKERS_A_CPU, _MOST_WORKERS = 8, 64
 _DATA_PORT = 6000
 
 
@@ -37,11 +46,11 @@ class Hardware:
     """What a host has to offer.
 
     Args:
-        cpus: CPUs that its processes may use.
+        cpus: CPUs that its processes may use, a fraction where a quota says so.
         gpus: Accelerators that its ranks may use.
     """
 
-    cpus: int
+    cpus: float
     gpus: int
 
 
@@ -61,6 +70,7 @@ class HostPlan:
         expected_ranks: World size expected, if all trainer hosts are like this one.
         local_port: Port that this trainer host's local workers prefer, or the first one; 0 if it has none.
         most_local_workers: How many of them this host may start later on, under `--local-workers auto`.
+        most_workers: How many workers this data host may come to have; 0 if it keeps those that it begins with.
         ranks: Ranks of the host; under mpirun each of its launchers has one of them.
     """
 
@@ -74,6 +84,7 @@ class HostPlan:
     expected_ranks: int
     local_port: int = 0
     most_local_workers: int = 0
+    most_workers: int = 0
     ranks: int = 0
 
     @property
@@ -104,6 +115,16 @@ class HostPlan:
         """Return what so many local workers of this trainer host consist of. The job can do without any of them."""
         return _local_processes(self.engine, self.local_port, workers)
 
+    def more_workers(self, workers: int) -> tuple[ProcessSpec, ...]:
+        """Return what this data host has to add to have so many workers. The job can do without any of them."""
+        first = len(self.of_kind(ProcessKind.WORKER))
+        return tuple(_feed_worker(index, workers) for index in range(first, workers))
+
+    @property
+    def later_processes(self) -> tuple[ProcessSpec, ...]:
+        """What may be started later on, at most."""
+        return (*self.local_processes(self.most_local_workers), *self.more_workers(self.most_workers))
+
 
 def plan_host(
     topology: Topology, settings: Settings, engine: str, hardware: Hardware, mpi: MpiRank | None = None
@@ -114,8 +135,8 @@ def plan_host(
         topology: The cluster, seen from the host to plan.
         settings: The run's settings.
         engine: `tf_data`, `grpc` or `local`, as `resolve_engine` settled it.
-        hardware: What the host has; its GPUs decide the number of ranks and, under grpc, its CPUs that of workers where
-            the settings do not.
+        hardware: What the host has; its GPUs decide the number of ranks and its CPUs that of workers where the settings
+            do not.
         mpi: Which of mpirun's processes the launcher to plan for is; None where mpirun did not start it.
 
     Returns:
@@ -127,7 +148,7 @@ def plan_host(
     if engine not in ("tf_data", "grpc", "local"):
         raise ValueError(f"engine is {engine!r}; a plan needs tf_data, grpc or local")
     host = topology.current
-    workers = settings.workers_per_host or {"tf_data": 1, "grpc": hardware.cpus, "local": 0}[engine]
+    workers, most_workers = _workers(settings, engine, hardware.cpus)
     ports = 1 + workers if engine == "tf_data" else 1
     ranks = settings.ranks_per_host or hardware.gpus or 1
     control_port = topology.control_port or settings.control_port
@@ -142,7 +163,8 @@ def plan_host(
         )
     if host.role is Role.DATA and engine == "grpc":
         port = _first_port(topology, settings, ports, host)
-        processes.append(_service("feed", ProcessKind.FEED, ("feed",), port, critical=True))
+        args = ("feed", str(workers)) if most_workers else ("feed",)
+        processes.append(_service("feed", ProcessKind.FEED, args, port, critical=True))
         processes.extend(_feed_worker(index, workers) for index in range(workers))
     if host.role is Role.DATA and engine == "tf_data":
         port = _first_port(topology, settings, ports, host)
@@ -168,6 +190,7 @@ def plan_host(
         expected_ranks=len(topology.trainers) * ranks,
         local_port=local_port,
         most_local_workers=most_local if host.role is Role.TRAINER else 0,
+        most_workers=most_workers if host.role is Role.DATA else 0,
         ranks=ranks if host.role is Role.TRAINER else 0,
     )
     return plan if mpi is None else _under_mpirun(plan, settings, mpi)
@@ -222,11 +245,24 @@ def _service(name: str, kind: ProcessKind, args: tuple[str, ...], port: int, *, 
     )
 
 
+def _workers(settings: Settings, engine: str, cpus: float) -> tuple[int, int]:
+    """Return how many workers a data host begins with, and how many it may come to have; 0: it keeps those."""
+    if isinstance(settings.workers_per_host, int):
+        return settings.workers_per_host, 0
+    begun = max(1, math.ceil(cpus - _HARDLY))
+    if engine == "grpc":
+        return begun, max(begun, min(_MOST_WORKERS_A_CPU * begun, _MOST_WORKERS))
+    if engine == "local":
+        return 0, 0
+    return min(begun, _MOST_TF_DATA_WORKERS if begun - cpus > _HARDLY else 1), 0
+
+
 def _local_workers(settings: Settings, engine: str, hardware: Hardware) -> tuple[int, int]:
     """Return how many local workers each trainer host starts, and how many it may start later on."""
     if isinstance(settings.local_workers, int):
         return settings.local_workers, 0
-    spare = max(0, hardware.cpus - 1)  # one is left to training
+    # One is left to training; where there is hardly another, local workers take what training leaves of it.
+    spare = max(1, int(hardware.cpus) - 1)
     return 0, min(1, spare) if engine == "tf_data" else spare  # one tf.data worker uses all CPUs that it gets
 
 

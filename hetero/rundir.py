@@ -127,7 +127,7 @@ class RunDir:
         return self.work(host) / "coordinator-met.json"
 
     def meter(self, host: str, process: str) -> Path:
-        """Where a rank leaves how it goes, about once a second, for its launcher (`--local-workers auto`)."""
+        """Where a rank or a feed leaves how it goes, about once a second, for its launcher, which may start workers."""
         return self.work(host) / f"{process}.meter.json"
 
     def launcher(self, host: str, local_rank: int) -> Path:

@@ -44,7 +44,7 @@ class Settings:
     batch_size: int = 64
     epochs: int = 1
     ranks_per_host: int | None = None
-    workers_per_host: int | None = None
+    workers_per_host: int | str = "auto"
     local_workers: int | str = 0
     control_port: int = 16000
     data_port: int | None = None

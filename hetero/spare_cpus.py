@@ -7,43 +7,23 @@ go in, and what is done about what comes out. The processes themselves are those
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Any
 
+from hetero.crew import Crew, shortened
 from hetero.errors import HeteroError
 from hetero.host import HostConfig
 from hetero.local_workers import AUTO, Sample, Sums, Trial
 from hetero.plan import HostPlan
 from hetero.process.cpu import idle_cpu_s
-from hetero.process.cpu_quota import available_cpus
+from hetero.process.cpu_quota import cpu_quota
 from hetero.process.failure import Failure
 from hetero.rundir import read_json
 from hetero.spec import ProcessKind, ProcessSpec
 
 INTERVAL_S = 1.0
-_MOST_CHARS = 500  # of what other hosts are told
-
-
-@dataclass(frozen=True)
-class Crew:
-    """What starts and ends the processes, and knows of the host: its life.
-
-    Attributes:
-        start: Starts a process; raises HeteroError if that cannot be done.
-        give_up: Ends processes for good, and lets the other hosts know that they will not come back.
-        serving: Returns how many workers of this host run and have been announced.
-        used_cpu_s: Returns the CPU seconds of all processes of this host so far.
-        tell: Lets the chief know how many local workers there are and why, as a JSON object.
-    """
-
-    start: Callable[[ProcessSpec], None]
-    give_up: Callable[[Collection[str]], None]
-    serving: Callable[[], int]
-    used_cpu_s: Callable[[], float]
-    tell: Callable[[str], None]
+THING = "local_workers"
 
 
 class LocalWorkers:
@@ -71,11 +51,9 @@ class LocalWorkers:
         self._told = False
         self._served = 0  # the most that could prepare input at one time
         if self._asked == AUTO:
-            cpus = available_cpus(config.topology.current.cpus)
+            cpus = cpu_quota(config.topology.current.cpus)
             # Under tf_data what a worker has begun is lost with it, so that one that was started stays.
             self._trial = Trial(cpus=cpus, most=plan.most_local_workers, may_stop=plan.engine == "grpc")
-            if not plan.most_local_workers:
-                self._trial.give_up(f"this host has {cpus} CPU, which is left to training")
             for path in self._run.work(config.host).glob("rank-*.meter.json"):  # of an earlier run in this folder
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -92,6 +70,12 @@ class LocalWorkers:
             why += "; training ended before one of them was ready"
         return {"asked": self._asked, "used": min(len(self._workers), self._served), "why": why}
 
+    def tuning(self) -> dict[str, Any]:
+        """Return what was chosen, rows a second `measured` by number of local workers, and why."""
+        told, trial = self.summary(), self._trial
+        values = {str(workers): round(rate, 1) for workers, rate in trial.measured.items()} if trial else {}
+        return {THING: {"chosen": told["used"], "measured": values, "why": told["why"]}}
+
     def note(self) -> None:
         """See how many serve; once more before they are stopped because training is over."""
         self._served = max(self._served, self._crew.serving()) if self.asked else 0
@@ -107,6 +91,7 @@ class LocalWorkers:
             self.tell()
         if self._trial is None or self._trial.decided:
             return
+        self._trial.allow(cpu_quota(self._config.topology.current.cpus))
         sample = Sample(now_s, self._ranks(), self._crew.used_cpu_s(), idle_cpu_s())
         decision = self._trial.look(sample, serving=self._crew.serving())
         if decision is None:
@@ -135,10 +120,8 @@ class LocalWorkers:
         if self.asked:
             self._told = True
             self.note()
-            values = self.summary()
-            while len(text := json.dumps(values, ensure_ascii=False)) > _MOST_CHARS:
-                values["why"] = values["why"][: len(values["why"]) * 3 // 4]
-            self._crew.tell(text)
+            self._crew.tell(shortened(self.summary()))
+            self._crew.tell_tuning(shortened(self.tuning(), THING))
 
     def _give_up(self, why: str) -> None:
         self._why = why

@@ -8,17 +8,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetero.control.state import HostReport, HostState, JobState
-from hetero.host import HostConfig, local_key
+from hetero.host import HostConfig, local_key, tuning_key
 from hetero.rundir import read_json, write_json_atomic
 from hetero.training.device import stall
 
 
-def write_summary(
+def write_summary(  # noqa: PLR0917  each is another witness
     config: HostConfig,
     state: JobState | None,
     outcome: str,
     own: HostReport,
     local: Mapping[str, Any] | None = None,
+    tuning: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Write summary.json and return it. Figures that a failed run never measured are null.
 
@@ -28,10 +29,11 @@ def write_summary(
         outcome: `succeeded`, `failed` or `stopped`.
         own: This host's last report.
         local: What is to be said of this host's local workers: `asked`, `used` and `why`.
+        tuning: What this host has decided by measuring.
     """
     run = config.run()
     ranks = read_json(run.result(config.host, "ranks")) or []
-    summary = summarise(config, state, outcome, own, ranks, local)
+    summary = summarise(config, state, outcome, own, ranks, local, tuning)
     write_json_atomic(run.summary, summary)
     return summary
 
@@ -57,12 +59,13 @@ def summarise(  # noqa: PLR0917  each is another witness
     own: HostReport,
     ranks: Sequence[dict[str, Any]],
     local: Mapping[str, Any] | None = None,
+    tuning: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the summary as JSON values.
 
     Args:
         ranks: What each rank measured, rank 0 first; empty if training did not end well.
-        local: See `write_summary`.
+        local, tuning: See `write_summary`.
     """
     topology = config.topology
     hosts = {host.name: host for host in state.hosts} if state else {}
@@ -89,6 +92,7 @@ def summarise(  # noqa: PLR0917  each is another witness
         },
         "local_workers": _local_workers(config, state, local),
         "simulated_device": _simulated_device(config.settings.device_step_ms, ranks),
+        "tuning": _tuning(config, state, tuning),
         "replayed_batches": state.replayed_batches if state else 0,
         "lost_workers": lost,
         # A tf.data worker takes the rows that it had begun with it, and nobody knows how many those were.
@@ -125,6 +129,22 @@ def _local_workers(
         found[host.name] = {"asked": config.settings.local_workers, "used": None, "why": "this host has not told"}
         with contextlib.suppress(KeyError, ValueError, AttributeError):
             found[host.name] = json.loads(state.endpoints[local_key(host.name)]) if state else found[host.name]
+    return found | ({config.host: own} if own is not None else {})
+
+
+def _tuning(
+    config: HostConfig, state: JobState | None, own: Mapping[str, Any] | None
+) -> dict[str, Mapping[str, Any] | None]:
+    """Return by host what was chosen, out of what and why; null for a host that has not told; empty under `local`."""
+    if config.engine == "local":
+        return {}
+    found: dict[str, Mapping[str, Any] | None] = {host.name: None for host in config.topology.hosts}
+    if isinstance(asked := config.settings.local_workers, int):
+        local = {"local_workers": {"chosen": asked, "measured": {}, "why": "as asked for"}}
+        found |= {host.name: local for host in config.topology.trainers}
+    for name in found:
+        with contextlib.suppress(KeyError, ValueError, AttributeError):
+            found[name] = json.loads(state.endpoints[tuning_key(name)]) if state else None
     return found | ({config.host: own} if own is not None else {})
 
 

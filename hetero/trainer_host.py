@@ -8,21 +8,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hetero.control.state import HostReport, JobState, Outcome, first_rank_key
 from hetero.ending import Ending, SignalReceived
 from hetero.errors import DataServiceLost, HeteroError, PeerNeverCame, Stopped, TrainerLost
-from hetero.host import HostConfig, local_key
+from hetero.host import HostConfig
 from hetero.life import HostLife
 from hetero.plan import HostPlan
 from hetero.process.console import PROGRESS_VARIABLE
 from hetero.process.failure import Failure, first_failure
 from hetero.process.supervisor import Supervisor
 from hetero.siblings import Siblings
-from hetero.spare_cpus import Crew, LocalWorkers
+from hetero.spare_cpus import LocalWorkers
 from hetero.spec import ProcessKind, ProcessSpec
 from hetero.stopping import checkpoint_outcome, leave_order
 from hetero.summary import in_words, write_summary
@@ -40,9 +40,6 @@ broken off in an allreduce, have nothing to say but that somebody is gone.
 EXPLAIN_S = 0.3
 """How long a launcher that mpirun tells to stop waits to hear which other one has failed: mpirun kills after 1 s."""
 _MPIRUN = "mpirun does so with all when it is stopped itself, and when one has failed (the first error in its output)"
-LOCAL_GRACE_S = 2.0
-"""How long local workers that are stopped in mid-training have to end; `--grace-s`, if that is less."""
-_LOCAL_TELL_S = 1.0
 
 
 class TrainerHostLife(HostLife):
@@ -72,14 +69,7 @@ class TrainerHostLife(HostLife):
         self._failures: list[Failure] = []
         self._settled_s: float | None = None
         self._overdue_s: float | None = None
-        crew = Crew(
-            start=self._start,
-            give_up=self._give_up,
-            serving=lambda: self._report().workers_alive,
-            used_cpu_s=lambda: self._report().cpu_s,
-            tell=self._tell_of_local_workers,
-        )
-        self._local = LocalWorkers(config, plan, crew)
+        self._local = LocalWorkers(config, plan, self._crew())
 
     def _introduce(self) -> None:
         if self._config.mpi is not None:
@@ -111,15 +101,6 @@ class TrainerHostLife(HostLife):
         if ending is None and self._overdue_s is None:
             self._local.tick()
         return ending
-
-    def _give_up(self, names: Collection[str]) -> None:
-        self._given_up.update(names)
-        self._control.report_now()  # the coordinator takes back what they have in hand
-        self._supervisor.stop(names, min(LOCAL_GRACE_S, self._settings.grace_s))
-
-    def _tell_of_local_workers(self, text: str) -> None:
-        with contextlib.suppress(HeteroError):  # the chief writes of its own ones at least
-            self._control.publish(local_key(self._config.host), text, min(self._tell_timeout_s, _LOCAL_TELL_S))
 
     def _training_is_over(self) -> None:
         """Bound the wait for ranks that only have to end: rank 0 ends when all ranks have handed in their results."""
@@ -278,7 +259,13 @@ class TrainerHostLife(HostLife):
         super()._write(ending)
         if self._is_chief:
             outcome = "succeeded" if ending.exit_code == 0 else "stopped" if ending.exit_code > 128 else "failed"
-            own, local = self._report(), self._local.summary()
-            summary = write_summary(self._config, self._state, outcome, own=own, local=local)
+            summary = write_summary(
+                self._config,
+                self._state,
+                outcome,
+                own=self._report(),
+                local=self._local.summary(),
+                tuning=self._local.tuning(),
+            )
             if os.environ.get(PROGRESS_VARIABLE) != "events":  # `hetero run` shows all of it itself
                 print(f"[{Role.TRAINER.value} {self._config.host}] {in_words(summary)}", flush=True)

@@ -14,9 +14,9 @@ from rich.table import Table
 
 from hetero.clusters import detect, from_file
 from hetero.job_file import read_declaration
-from hetero.options import likely_misspelt, options_help
+from hetero.options import AUTO, likely_misspelt, options_help
 from hetero.plan import Hardware, HostPlan, plan_cluster
-from hetero.process.cpu_quota import available_cpus
+from hetero.process.cpu_quota import cpu_quota
 from hetero.settings import Settings, find_job, resolve, resolve_engine
 from hetero.spec import ProcessSpec
 from hetero.topology import Topology
@@ -42,7 +42,7 @@ def plan(
     settings, engine, cluster, warnings = _prepare(context.args, topology, host)
     for line in warnings:
         typer.echo(f"warning: {line}", err=True)
-    plans = plan_cluster(cluster, settings, engine, Hardware(cpus=available_cpus(), gpus=0))
+    plans = plan_cluster(cluster, settings, engine, Hardware(cpus=cpu_quota(), gpus=0))
     shown = [one for one in plans if host is None or one.host.name == host]
     if as_json:
         typer.echo(json.dumps(as_values(cluster, settings, engine, shown), indent=2))
@@ -83,6 +83,7 @@ def as_values(topology: Topology, settings: Settings, engine: str, plans: Sequen
                 "cpus": list(one.host.cpus) if one.host.cpus is not None else None,
                 "processes": [_process_values(one, process) for process in one.processes],
                 "most_local_workers": one.most_local_workers,
+                "most_workers": one.most_workers,
             }
             for one in plans
         ],
@@ -145,9 +146,13 @@ def _summary(topology: Topology, settings: Settings, plans: Sequence[HostPlan], 
     ]
     if settings.ranks_per_host is None:
         lines.append("Shown is one rank a trainer host; there it is one for each GPU, or --ranks-per-host.")
-    if settings.workers_per_host is None and one.engine == "grpc":
-        lines.append("Shown are as many workers a data host as this machine has CPUs; there it is one for each CPU.")
-    if settings.local_workers == "auto":
+    if settings.workers_per_host == AUTO and one.engine == "grpc":
+        most = max(plan.most_workers for plan in plans)
+        lines.append(
+            "Shown are as many workers a data host as this machine has CPUs; there it is one for each CPU, and more "
+            f"where training shows that ranks wait and CPUs are idle: {most} at most with as many CPUs as here."
+        )
+    if settings.local_workers == AUTO:
         lines.append(
             "Each trainer host starts local workers once training shows that input is short and CPUs are idle: "
             f"{_most(plans)}."
@@ -161,8 +166,8 @@ def _summary(topology: Topology, settings: Settings, plans: Sequence[HostPlan], 
 def _most(plans: Sequence[HostPlan]) -> str:
     """Return how many local workers `--local-workers auto` comes to."""
     most = max(plan.most_local_workers for plan in plans)
-    if not most:
-        return "none with one CPU, as here"
+    if most == 1 and plans[0].engine != "tf_data":
+        return "one at most with as many CPUs as here"
     if plans[0].engine == "tf_data":
         return "one, which uses all idle CPUs"
     return f"{most} at most with as many CPUs as here"

@@ -162,6 +162,10 @@ class Arena:
             raise ValueError(f"{slot} is not in use: the memory is number {self.number} by now")
         self._space.give(slot.offset)
 
+    def resize(self, capacity: int) -> None:
+        """Have another capacity from the time on at which every slot has been freed."""
+        self._capacity = _whole_pages(max(1, capacity))
+
     def close(self) -> None:
         """Let go of the memory; the feed's mapping of it stays. May be repeated."""
         if self.fd < 0:

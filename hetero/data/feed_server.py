@@ -61,6 +61,8 @@ class FeedConfig:
         token: the job's secret, if it has one.
         tls: whether and with what connections are encrypted.
         deterministic: batches have fixed ranks, which read split by split.
+        buffer_bytes: of finished batches that all workers together may keep; None: each knows its share.
+        workers: among how many these are divided at least.
         no_worker_s: how long unfinished splits are kept while no worker is connected.
     """
 
@@ -73,6 +75,8 @@ class FeedConfig:
     token: str | None = None
     tls: Tls = PLAIN
     deterministic: bool = False
+    buffer_bytes: int | None = None
+    workers: int = 1
     no_worker_s: float = 5.0
 
 
@@ -103,7 +107,14 @@ class FeedServer:
     ) -> None:
         self.config, self.feed_id, self.port = config, uuid.uuid4().hex, 0
         self._streams = Streams(config.run_id, self.feed_id, deterministic=config.deterministic)
-        self._tasks = Tasks(config.host, send, self._streams, no_worker_s=config.no_worker_s, on_worker=on_worker)
+        self._tasks = Tasks(
+            config.host,
+            send,
+            self._streams,
+            no_worker_s=config.no_worker_s,
+            on_worker=on_worker,
+            share_bytes=self._share_bytes,
+        )
         self._door = Door(config.token, _log)
         self._lanes = Lanes()
         self._workers = WorkerServer(config.worker_socket, config.worker_secret, self._tasks)
@@ -168,6 +179,19 @@ class FeedServer:
         return splits_pb2.FeedStats(
             workers=workers, waiting_batches=batches, waiting_bytes=size, ranks=self._streams.stats()
         )
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a rank would take a batch and none is finished, though all workers are at work."""
+        return self._tasks.all_busy and self._streams.is_short
+
+    def arrived(self) -> tuple[int, int]:
+        """Return the rows and batches that have arrived at ranks."""
+        return self._streams.arrived()
+
+    def _share_bytes(self, workers: int) -> int | None:
+        whole = self.config.buffer_bytes
+        return None if whole is None else whole // max(workers, self.config.workers)
 
     # --- ranks --------------------------------------------------------------------------------------------------------
 

@@ -77,6 +77,13 @@ class RankStream:
         """Whether it could send a batch of this epoch now, if that is small enough."""
         return self.window.epoch == epoch and self.batch is None and not self.is_writing and self.window.admits(0)
 
+    @property
+    def is_short(self) -> bool:
+        """Whether it would send a batch, and its rank has less than half of what it lets come."""
+        window = self.window
+        ahead = window.sent_batches - window.consumed_batches
+        return window.epoch >= 0 and self.may_take(window.epoch) and 2 * ahead <= window.batches
+
     def tell_ended(self, epoch: int) -> None:
         """Say, once, that an epoch has ended."""
         if epoch not in self.told_ended:
@@ -227,6 +234,16 @@ class Streams:
         self._ended_epochs[epoch] = None
         for stream in self._streams.values():
             stream.tell_ended(epoch)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a rank would take a batch and none is finished."""
+        return not self._queue.epochs() and any(stream.is_short for stream in self._streams.values())
+
+    def arrived(self) -> tuple[int, int]:
+        """Return the rows and batches that have arrived at ranks."""
+        totals = self._totals.values()
+        return sum(rows for rows, _ in totals), sum(batches for _, batches in totals)
 
     def stats(self) -> list[splits_pb2.RankStats]:
         """Return what has arrived at each rank, and what it has not taken yet."""

@@ -69,6 +69,7 @@ class Tasks:
         outlet: takes finished batches.
         no_worker_s: how long a split waits for a first worker to connect before it goes back to the coordinator.
         on_worker: called with the name of each worker that connects.
+        share_bytes: returns how many bytes of batches each of so many workers may keep; None: it never changes.
         clock: seconds that only ascend.
     """
 
@@ -80,10 +81,13 @@ class Tasks:
         *,
         no_worker_s: float,
         on_worker: Callable[[str], None],
+        share_bytes: Callable[[int], int | None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host, self._send, self._outlet = host, send, outlet
         self._no_worker_s, self._on_worker, self._clock = no_worker_s, on_worker, clock
+        self._share_bytes = share_bytes
+        self._shared: int | None = None  # what they were told last
         self._held: dict[tuple[int, int], HeldSplit] = {}
         self._pending: dict[tuple[int, int], HeldSplit] = {}
         self._done: dict[int, dict[int, tuple[int, int, int]]] = {}  # epoch, split: attempt, batches, replayed
@@ -164,6 +168,7 @@ class Tasks:
         """Take in a worker that has connected."""
         worker = _Worker(port, self._tallies.setdefault(port.name, Tally()))
         self._workers[port] = worker
+        self._share_out(port)
         self._on_worker(port.name)
         self._rest(worker)
 
@@ -219,6 +224,7 @@ class Tasks:
         if worker is None:
             return
         self._deaths += 1
+        self._share_out()
         if worker in self._idle:
             self._idle.remove(worker)
         if not self._workers:
@@ -243,6 +249,20 @@ class Tasks:
                 where = f"split {split.split} of epoch {split.epoch} ({split.value:.200}), batch {split.produced}"
                 self._end(split, split.produced, self._killed(where, split.deaths))
         self._match()
+
+    @property
+    def all_busy(self) -> bool:
+        """Whether there are workers, and none of them waits for a split."""
+        return bool(self._workers) and not self._idle
+
+    def _share_out(self, new: WorkerPort | None = None) -> None:
+        """Tell workers of their share of the host's memory for batches where it has changed, a new one in any case."""
+        share, before = self._share_bytes(len(self._workers)), self._shared
+        self._shared = share
+        if share is not None:
+            for port in self._workers:
+                if port is new or share != before:
+                    port.share(share)
 
     # --- splits -------------------------------------------------------------------------------------------------------
 

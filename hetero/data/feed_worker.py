@@ -137,6 +137,8 @@ class _Session:
             if frame.kind == "free":
                 for arena, offset, size in frame.head["slots"]:
                     self._arena.free(SlotId(arena, offset, size))
+            elif frame.kind == "share":
+                self._arena.resize(frame.head["bytes"])
             elif frame.kind != "abandon":
                 self._orders.append(frame)
             elif self._orders:  # it means a task that has not begun

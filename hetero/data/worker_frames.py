@@ -5,7 +5,7 @@ two lengths, a JSON head and raw bytes; batches themselves lie in shared memory 
 descriptor travels beside the frame that announces it.
 
     worker: hello (secret), arena, then for each task: batch, batch, ... and one of end, failed, abandoned
-    feed:   task, abandon, free (slots), list
+    feed:   task, abandon, free (slots), list, share (bytes)
 """
 
 from __future__ import annotations

@@ -130,6 +130,10 @@ class WorkerPort:
         """Ask an idle worker for the job's list of splits; on_splits, on_list_failed or on_gone follows."""
         self._send(pack("list"))
 
+    def share(self, size: int) -> None:
+        """Have it keep so many bytes of finished batches at most, once all that it has now are freed."""
+        self._send(pack("share", bytes=size))
+
     def payload(self, slot: SlotId) -> memoryview:
         """Return the bytes of a batch, read-only and without a copy; not to be used once the slot is freed.
 

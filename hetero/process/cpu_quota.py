@@ -6,7 +6,6 @@ kernel's documentation, cgroup-v1/cpusets.rst and sched-bwc.rst, and cgroup-v2.r
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Collection, Iterator
 from pathlib import Path, PurePosixPath
@@ -24,18 +23,31 @@ class _Mount(NamedTuple):
 
 
 def available_cpus(pinned: Collection[int] | None = None, *, proc: Path = _PROC) -> int:
-    """Return how many CPUs this process and its children can keep busy, at least 1.
+    """Return how many CPUs this process and its children can keep busy all the time, at least 1.
 
     Args:
         pinned: The CPUs that they are going to be kept to; None: those that this process may run on now.
         proc: The process's folder in /proc.
 
     Returns:
-        The number of CPUs, or the quota of a control group above the process if that is less, rounded down.
+        What `cpu_quota` returns, rounded down.
+    """
+    return max(1, int(cpu_quota(pinned, proc=proc)))
+
+
+def cpu_quota(pinned: Collection[int] | None = None, *, proc: Path = _PROC) -> float:
+    """Return the CPU seconds that this process and its children can use in a second.
+
+    Args:
+        pinned: The CPUs that they are going to be kept to; None: those that this process may run on now.
+        proc: The process's folder in /proc.
+
+    Returns:
+        The number of CPUs, or the quota of a control group above the process if that is less; above 0, and a fraction
+        where a container has a part of a CPU.
     """
     cpus = len(pinned) if pinned else _allowed()
-    quota = min(_quotas(proc), default=math.inf)
-    return max(1, int(min(cpus, quota)))
+    return float(min([cpus, *_quotas(proc)]))
 
 
 def _allowed() -> int:

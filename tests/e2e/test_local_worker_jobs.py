@@ -217,8 +217,8 @@ def on_an_idle_machine(job: LocalJob) -> LocalJob:
     job.launcher = job.folder / "launcher.py"
     job.launcher.write_text(
         f"import sys\nsys.path.insert(0, {str(REPOSITORY)!r})\nimport hetero.spare_cpus\n"
-        "hetero.spare_cpus.idle_cpu_s = lambda: None\nhetero.spare_cpus.available_cpus = lambda _: 2\n"
-        "import hetero.launcher\nhetero.launcher.available_cpus = lambda _: 2\nhetero.launcher.launch()\n"
+        "hetero.spare_cpus.idle_cpu_s = lambda: None\nhetero.spare_cpus.cpu_quota = lambda _: 2\n"
+        "import hetero.launcher\nhetero.launcher.cpu_quota = lambda _: 2\nhetero.launcher.launch()\n"
     )
     (job.folder / "gate").touch()
     return job

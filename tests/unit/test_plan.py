@@ -182,9 +182,11 @@ def test_local_workers_under_tf_data_need_no_feed():
     ("engine", "cpus", "most", "processes"),
     [
         ("grpc", 4, 3, ["feed", "worker-0", "worker-1", "worker-2"]),
-        ("grpc", 1, 0, []),
+        ("grpc", 1, 1, ["feed", "worker-0"]),
+        ("grpc", 0.4, 1, ["feed", "worker-0"]),
         ("tf_data", 4, 1, ["worker-0"]),
-        ("tf_data", 1, 0, []),
+        ("tf_data", 1, 1, ["worker-0"]),
+        ("tf_data", 0.3, 1, ["worker-0"]),
     ],
 )
 def test_auto_starts_none_and_says_how_many_it_may(engine, cpus, most, processes):
@@ -193,6 +195,47 @@ def test_auto_starts_none_and_says_how_many_it_may(engine, cpus, most, processes
     assert names(trainer) == ["rank-0"]
     assert (data.most_local_workers, trainer.most_local_workers) == (0, most)
     assert [process.name for process in trainer.local_processes(most)] == processes
+
+
+@pytest.mark.parametrize(
+    ("engine", "cpus", "workers", "most"),
+    [
+        ("grpc", 0.3, 1, 8),
+        ("grpc", 1.0, 1, 8),
+        ("grpc", 1.04, 1, 8),  # hardly another CPU
+        ("grpc", 1.35, 2, 16),
+        ("grpc", 4.0, 4, 32),
+        ("grpc", 96.0, 96, 96),
+        ("tf_data", 0.3, 1, 0),
+        ("tf_data", 1.0, 1, 0),
+        ("tf_data", 1.35, 2, 0),
+        ("tf_data", 2.0, 1, 0),
+        ("tf_data", 7.5, 2, 0),
+        ("tf_data", 96.0, 1, 0),
+    ],
+)
+def test_a_data_host_begins_with_a_worker_for_each_cpu_begun_or_as_many_as_tf_data_can_use(engine, cpus, workers, most):
+    data, trainer = plan_cluster(cluster(1, 1), Settings(job="j"), engine, Hardware(cpus=cpus, gpus=0))
+    assert len(data.of_kind(ProcessKind.WORKER)) == workers
+    assert (data.most_workers, trainer.most_workers) == (most, 0)
+    assert [spec.name for spec in data.more_workers(most)] == [f"worker-{index}" for index in range(workers, most)]
+    assert data.later_processes == data.more_workers(most)
+
+
+def test_a_number_of_workers_is_kept():
+    settings = Settings(job="j", workers_per_host=3)
+    data, _ = plan_cluster(cluster(1, 1), settings, "grpc", Hardware(cpus=8.0, gpus=0))
+    assert (len(data.of_kind(ProcessKind.WORKER)), data.most_workers, data.later_processes) == (3, 0, ())
+    assert data.of_kind(ProcessKind.FEED)[0].args == ("feed",)
+
+
+def test_workers_that_are_added_share_the_hosts_memory_for_batches_with_those_that_are_there():
+    data, _ = plan_cluster(cluster(1, 1), Settings(job="j"), "grpc", Hardware(cpus=2.0, gpus=0))
+    assert data.of_kind(ProcessKind.FEED)[0].args == ("feed", "2")
+    assert [(spec.name, spec.args) for spec in data.more_workers(4)] == [
+        ("worker-2", ("feed-worker", "4")),
+        ("worker-3", ("feed-worker", "4")),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hetero import spare_cpus
+from hetero.crew import Crew
 from hetero.errors import ChildFailed
 from hetero.host import HostConfig
 from hetero.mpi import MpiRank
@@ -18,7 +19,7 @@ from hetero.plan import Hardware, HostPlan, plan_host
 from hetero.process.failure import Failure
 from hetero.rundir import write_json_atomic
 from hetero.settings import Settings
-from hetero.spare_cpus import Crew, LocalWorkers
+from hetero.spare_cpus import LocalWorkers
 from hetero.spec import ProcessSpec
 from hetero.topology import Host, Role, Topology
 
@@ -33,6 +34,7 @@ class Fake:
     started: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
+    tunings: list[dict[str, Any]] = field(default_factory=list)
     serves: int = 0
     used_s: float = 0.0
     now_s: float = 100.0
@@ -50,8 +52,11 @@ class Fake:
     def told(self) -> list[dict[str, Any]]:
         return [json.loads(text) for text in self.texts]
 
+    def _tuned(self, text: str) -> None:
+        self.tunings.append(json.loads(text))
+
     def crew(self) -> Crew:
-        return Crew(self.start, self.give_up, lambda: self.serves, lambda: self.used_s, self.texts.append)
+        return Crew(self.start, self.give_up, lambda: self.serves, lambda: self.used_s, self.texts.append, self._tuned)
 
 
 class Job:
@@ -86,7 +91,7 @@ class Job:
 
 @pytest.fixture(autouse=True)
 def _four_cpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_cpus, "available_cpus", lambda _pinned: 4)
+    monkeypatch.setattr(spare_cpus, "cpu_quota", lambda _pinned: 4)
     monkeypatch.setattr(spare_cpus, "idle_cpu_s", lambda: None)
 
 
@@ -181,12 +186,31 @@ def test_auto_without_need_ends_with_none(tmp_path: Path, capsys: pytest.Capture
     assert job.life.told[-1] == job.local.summary()
 
 
-def test_auto_on_one_cpu_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_cpus, "available_cpus", lambda _pinned: 1)
+def test_auto_uses_what_training_leaves_of_less_than_two_cpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_cpus, "cpu_quota", lambda _pinned: 1.0)
     job = Job(tmp_path, "auto", cpus=1)
+    job.tick(12)
+    assert job.life.started == ["feed", "worker-0"]
+    job.life.serves = 1
+    job.tick(12, rows_per_s=150.0)
+    assert job.local.tuning() == {
+        "local_workers": {
+            "chosen": 1,
+            "measured": {"0": 100.0, "1": 150.0},
+            "why": "100 rows/s before, 150 rows/s with them (+50.0%)",
+        }
+    }
+    assert job.life.tunings[-1] == job.local.tuning()
+
+
+def test_a_quota_that_is_set_later_on_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(tmp_path, "auto")
+    monkeypatch.setattr(spare_cpus, "cpu_quota", lambda _pinned: 0.55)
     job.tick(40)
     assert job.life.started == []
-    assert job.local.summary() == {"asked": "auto", "used": 0, "why": "this host has 1 CPU, which is left to training"}
+    assert job.local.summary()["why"] == (
+        "ranks wait for input 50.0% of the time, but 0.05 of 0.55 CPUs are idle; 20% of them would be worth it"
+    )
 
 
 @pytest.mark.parametrize("asked", [2, "auto"])

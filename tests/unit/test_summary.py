@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,20 @@ def rank(number: int, **figures: Any) -> dict[str, Any]:
     }
 
 
+AS_ASKED = {"local_workers": {"chosen": 0, "measured": {}, "why": "as asked for"}}
+
+
+def test_what_each_host_has_chosen_is_told() -> None:
+    said = {"workers_per_host": {"chosen": 4, "measured": {"2": 10.5, "4": 20.0}, "why": "twice as many"}}
+    endpoints = {"tuning/data-1": json.dumps(said), "tuning/data-2": "{nonsense"}
+    own = {"local_workers": {"chosen": 1, "measured": {}, "why": "mine"}}
+    told = replace(state(), endpoints=endpoints)
+    summary = summarise(config(), told, "succeeded", HostReport(), [rank(0)], tuning=own)
+    assert summary["tuning"] == {"data-1": said, "data-2": None, "trainer-1": own, "trainer-2": AS_ASKED}
+    alone = summarise(replace(config(), engine="local"), told, "succeeded", HostReport(), [rank(0)], tuning=own)
+    assert alone["tuning"] == {}
+
+
 def test_figures_of_all_ranks_add_up_and_times_are_those_of_rank_0() -> None:
     summary = summarise(config(), state(), "succeeded", HostReport(cpu_s=5.0, ranks=2), [rank(0), rank(1)])
     assert summary.keys() >= FIELDS
@@ -72,7 +87,8 @@ def test_figures_of_all_ranks_add_up_and_times_are_those_of_rank_0() -> None:
         "cpu_s": {"data": 4.0, "trainer": 13.0}, "replayed_batches": 0, "lost_workers": 0, "rows_lost": 0,
         "dropped_rows": 4, "batch_size": 8, "first_batch_s": 1.0, "run_id": "of-the-coordinator",
         "rank_steps": [7, 7], "results": {"accuracy": 0.9}, "skipped_splits": 0, "batch_digests": None,
-        "local_workers": {}, "simulated_device": None,
+        "local_workers": {}, "tuning": {"data-1": None, "data-2": None, "trainer-1": AS_ASKED, "trainer-2": AS_ASKED},
+        "simulated_device": None,
     }  # fmt: skip
 
 

@@ -84,8 +84,15 @@ def test_the_workers_of_other_machines_are_not_taken_for_known(resources):
     assert "as this machine has CPUs" not in run("--topology", resources, "--engine=grpc", "--workers-per-host=3")
 
 
+def test_how_many_workers_a_data_host_may_come_to_have_is_said(resources, monkeypatch):
+    monkeypatch.setattr("hetero.cli.plan_command.cpu_quota", lambda: 1.35)
+    assert "16 at most with as many CPUs as here" in run("--topology", resources, "--engine=grpc")
+    values = json.loads(run("--topology", resources, "--json", "--engine=grpc"))
+    assert [host["most_workers"] for host in values["hosts"]] == [16, 0]
+
+
 def test_local_workers_are_listed_and_what_auto_may_come_to(resources, monkeypatch):
-    monkeypatch.setattr("hetero.cli.plan_command.available_cpus", lambda: 4)
+    monkeypatch.setattr("hetero.cli.plan_command.cpu_quota", lambda: 4)
     text = run("--topology", resources, "--engine=grpc", "--local-workers=2")
     for part in ("feed (local)", "worker-1 (local)", "then done without"):
         assert part in text
@@ -95,8 +102,8 @@ def test_local_workers_are_listed_and_what_auto_may_come_to(resources, monkeypat
         assert said in text
     values = json.loads(run("--topology", resources, "--json", "--engine=grpc", "--local-workers=auto"))
     assert [host["most_local_workers"] for host in values["hosts"]] == [0, 3]
-    monkeypatch.setattr("hetero.cli.plan_command.available_cpus", lambda: 1)
-    assert "none with one CPU" in run("--topology", resources, "--local-workers=auto")
+    monkeypatch.setattr("hetero.cli.plan_command.cpu_quota", lambda: 1)
+    assert "one at most with" in run("--topology", resources, "--engine=grpc", "--local-workers=auto")
 
 
 def test_the_jobs_own_choice_and_options_count(resources, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetero.process.cpu import idle_cpu_s
-from hetero.process.cpu_quota import available_cpus
+from hetero.process.cpu_quota import available_cpus, cpu_quota
 
 EIGHT = range(8)
 MOUNT = "31 23 0:28 {root} {point} rw,relatime shared:9 - {kind} {source} rw,{options}"
@@ -60,6 +60,12 @@ def test_without_control_groups_it_is_the_affinity(tmp_path: Path) -> None:
 def test_a_quota_of_version_2_counts(tmp_path: Path, text: str, cpus: int) -> None:
     write(tmp_path / "fs" / "cpu.max", text + "\n")
     assert available_cpus(EIGHT, proc=machine(tmp_path, "0::/\n", unified(tmp_path / "fs"))) == cpus
+
+
+@pytest.mark.parametrize(("text", "cpus"), [("max 100000", 8.0), ("135000 100000", 1.35), ("30000 100000", 0.3)])
+def test_parts_of_cpus_are_told(tmp_path: Path, text: str, cpus: float) -> None:
+    write(tmp_path / "fs" / "cpu.max", text + "\n")
+    assert cpu_quota(EIGHT, proc=machine(tmp_path, "0::/\n", unified(tmp_path / "fs"))) == cpus
 
 
 @pytest.mark.parametrize(
