@@ -33,6 +33,7 @@ LEAST_SHORT = 0.5
 """Either workers are what all wait for, and then nearly all the time, or they are not."""
 LEAST_IDLE = 0.1
 LEAST_GAIN = 0.03
+_HARDLY = 0.05  # of a worker
 _REFUSALS = 2
 """The end of an epoch, at which workers run out of splits, may fall into one measurement, but hardly into two."""
 
@@ -198,8 +199,10 @@ class Growth:
 
     def _try_more(self, pace: _Pace, room: int) -> Decision:
         each = pace.used_cpus / self.workers
-        # As many again; fewer where these already fill the CPUs.
-        wanted = self.workers + max(1, min(self.workers, math.ceil((pace.cpus - pace.used_cpus) / max(each, 1e-3))))
+        # As many again; fewer where that would be more than fill the CPUs.
+        wanted = self.workers + max(
+            1, min(self.workers, math.ceil((pace.cpus - pace.used_cpus) / max(each, 1e-3) - _HARDLY))
+        )
         self._kept = self.workers
         self._enter(_Phase.STARTING)
         why = f"ranks wait for this host, {pace.idle_cpus:.2f} of {pace.cpus:.3g} CPUs are idle"
