@@ -34,6 +34,8 @@ LEAST_SHORT = 0.5
 LEAST_IDLE = 0.1
 LEAST_GAIN = 0.03
 _HARDLY = 0.05  # of a worker
+_WAITING = 0.25
+"""A worker that uses less of a CPU waits for something else: it gets the little it needs on a busy machine too."""
 _REFUSALS = 2
 """The end of an epoch, at which workers run out of splits, may fall into one measurement, but hardly into two."""
 
@@ -176,7 +178,7 @@ class Growth:
         self._window = sample
         if batches < 2:  # an evaluation, or a step that takes minutes
             return None
-        pace = _measured(window, sample)
+        pace = _measured(window, sample, self.workers)
         return self._watch(pace, sample.room, passed_s) if watching else self._judge(pace, sample.room)
 
     def _watch(self, pace: _Pace, room: int, watched_s: float) -> Decision | None:
@@ -192,7 +194,7 @@ class Growth:
         if pace.short <= LEAST_SHORT:
             return f"ranks wait for this host {pace.short:.0%} of the time, above {LEAST_SHORT:.0%} more are tried"
         if pace.idle_cpus <= LEAST_IDLE * pace.cpus:
-            return f"{pace.used_cpus:.2f} of {pace.cpus:.3g} CPUs are used, all there are"
+            return f"{pace.used_cpus:.2f} of {pace.cpus:.3g} CPUs are used, {pace.idle_cpus:.2f} are idle"
         if self.workers >= self._most:
             return f"{self._most} is the most that a host with {pace.cpus:.3g} CPUs tries"
         return "there is no memory for more" if room < 1 else None
@@ -243,13 +245,13 @@ class Growth:
         return Decision(workers, why, final)
 
 
-def _measured(first: Sample, last: Sample) -> _Pace:
-    """Return what happened between two samples of one feed."""
+def _measured(first: Sample, last: Sample, workers: int) -> _Pace:
+    """Return what happened between two samples of one feed with so many workers."""
     assert first.feed is not None and last.feed is not None  # noqa: S101, PT018  the caller saw to it
     seconds, feed_s = max(last.at_s - first.at_s, 1e-3), last.feed.at_s - first.feed.at_s
     used = (last.used_s - first.used_s) / seconds
     idle = last.cpus - used
-    if first.idle_s is not None and last.idle_s is not None:
+    if first.idle_s is not None and last.idle_s is not None and used > _WAITING * workers:
         idle = min(idle, (last.idle_s - first.idle_s) / seconds)
     rows_per_s = (last.feed.rows - first.feed.rows) / feed_s
     return _Pace(rows_per_s, (last.feed.short_s - first.feed.short_s) / feed_s, last.cpus, used, max(0.0, idle))

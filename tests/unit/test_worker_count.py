@@ -123,9 +123,9 @@ def test_the_end_of_an_epoch_in_one_measurement_does_not_count_against_them() ->
     ("changes", "why"),
     [
         ({"short": 0.3}, "ranks wait for this host 30% of the time, above 50% more are tried"),
-        ({"each_cpus": 0.98}, "1.96 of 2 CPUs are used, all there are"),
-        ({"idle_cpus": 0.1}, "0.02 of 2 CPUs are used, all there are"),
-        ({"cpus": 0.3, "each_cpus": 0.2}, "0.30 of 0.3 CPUs are used, all there are"),
+        ({"each_cpus": 0.98}, "1.96 of 2 CPUs are used, 0.04 are idle"),
+        ({"each_cpus": 0.5, "idle_cpus": 0.1}, "1.00 of 2 CPUs are used, 0.10 are idle"),
+        ({"cpus": 0.3, "each_cpus": 0.2}, "0.30 of 0.3 CPUs are used, 0.00 are idle"),
         ({"room": 0}, "there is no memory for more"),
     ],
 )
@@ -136,6 +136,11 @@ def test_where_more_could_not_help_there_are_no_more(changes: dict[str, float], 
     ((_, decision),) = decisions(one, host, 3 * WINDOW_S)
     assert decision == Decision(2, why, final=True)
     assert list(one.measured) == [2]
+
+
+def test_workers_that_hardly_use_a_cpu_are_tried_on_a_busy_machine_too() -> None:
+    one, host = growth(most=4), Host(idle_cpus=0.0)
+    assert [decision.workers for _, decision in decisions(one, host, 60)] == [4, 4]
 
 
 def test_a_host_at_its_bound_tries_none() -> None:

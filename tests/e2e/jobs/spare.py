@@ -1,7 +1,8 @@
 """Jobs of the tests for local workers: input that takes a while to prepare and tells who prepared it.
 
 `slow` runs plain Python under grpc, `graph` a TensorFlow graph under tf_data. Options: rows (a split), pieces (splits),
-prepare_s (time that a batch of `rows_per_batch` takes a worker, without using a CPU), step_s (time that a step takes),
+prepare_s (time that a batch of `rows_per_batch` takes a worker, without using a CPU), burn_s (CPU seconds that it
+takes, only `slow`), step_s (time that a step takes),
 gate (a file: the first step waits for it), only_on (hosts whose name begins so can read the splits), turns (a file:
 with it all workers together prepare one batch in prepare_s). Where SPARE_BROKEN names a file that is there, data hosts
 cannot import this one.
@@ -30,6 +31,7 @@ slow = hetero.Job(
     pieces=12,
     rows_per_batch=5,
     prepare_s=0.0,
+    burn_s=0.0,
     step_s=0.0,
     gate="",
     only_on="",
@@ -65,6 +67,9 @@ def python_inputs(ctx):
                 wait_for_turn(Path(ctx.params["turns"]), ctx.params["prepare_s"])
             else:
                 time.sleep(ctx.params["prepare_s"])
+            burnt_s = time.thread_time() + ctx.params["burn_s"]
+            while time.thread_time() < burnt_s:
+                pass
             row = np.arange(start, min(start + size, end))
             yield {"row": row, "worker": np.full(len(row), os.getpid())}
 
