@@ -1,8 +1,8 @@
-"""local_workers.py's jobs: on a data host a batch takes a while and no CPU; on a trainer host, if asked for, CPU.
+"""Jobs of local_workers.py and tuning.py: on a data host a batch takes a while and no CPU; on a trainer host it may.
 
 `plain` runs Python under `grpc`, `graph` TensorFlow under `tf_data`. Options: batch_s (what a batch takes), seconds
 (how long to train; 0 without end), steps (how many to take; 0 without end), work (of a step: rounds of a loop), burn
-(of a batch on a trainer host: rounds of that loop).
+(of a batch on a trainer host: rounds of that loop). A file `enough` in the run folder ends them too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,9 +69,9 @@ def tensorflow_inputs(ctx: hetero.InputContext) -> Any:
 @graph.train
 def train(ctx: hetero.TrainContext) -> None:
     """Take steps for so long, or so many."""
-    end_s = None
+    end_s, enough = None, Path(ctx.run_dir or ".") / "enough"
     for step, _ in enumerate(ctx.batches(0), 1):
         end_s = end_s or time.monotonic() + (ctx.params["seconds"] or 1e9)
         spin(ctx.params["work"])
-        if step == ctx.params["steps"] or time.monotonic() > end_s:
+        if step == ctx.params["steps"] or time.monotonic() > end_s or enough.exists():
             return
