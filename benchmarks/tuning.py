@@ -8,8 +8,8 @@ the headline's, in the headline's shapes: A is a trainer host of 0.4 CPUs with t
 a data host of 1.35. In `wait` (`grpc` only) a batch takes a worker 200 ms and no CPU, on the hosts of B.
 
 `auto` is `--workers-per-host auto --local-workers auto`. A launcher sees its quota when it plans; the quota is lifted
-while processes start, which is no part of what is compared. Each run is measured once it has trained for long enough
-that `auto` has decided. A setting's figure is the median of its runs.
+while processes start, which is no part of what is compared. A run with `auto` is measured once it has decided. The
+figure of a setting is the median of its runs.
 
 Needs root. Exit status 1 if `auto` has less than 0.95 of the rows/s of the best fixed setting.
 """
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -37,8 +38,9 @@ SHAPES = {"A": (0.4, (0.3, 0.3)), "B": (0.3, (1.35,)), "wait": (0.3, (1.35,))}
 WAITING = f"{REPOSITORY / 'benchmarks' / 'jobs' / 'short_input.py'}:plain"
 AUTO = "auto"
 LEAST_PART = 0.95
-DECIDES_S, WARM_UP_S = {"A": 30.0, "B": 30.0, "wait": 60.0}, 6.0
+WARM_UP_S, DECIDES_S = 6.0, 150.0
 START_S, END_S = 240.0, 120.0
+_DECIDED = re.compile(r"workers: (keeping|stopping|none|.*given up)")
 
 
 @dataclass
@@ -74,7 +76,6 @@ def run(engine: str, shape: str, setting: Setting, seconds: float, records: Path
         BenchmarkFailed: It did not end well, or took too few steps.
     """
     trainer_cpus, data_cpus = SHAPES[shape]
-    warm_up_s = DECIDES_S[shape] if setting.workers == AUTO else WARM_UP_S
     options = [f"--workers-per-host={setting.workers}", f"--local-workers={setting.local_workers}", "--lease-s=60"]
     options += [f"--engine={engine}", "--ranks-per-host=1"]
     if shape == "wait":
@@ -96,7 +97,9 @@ def run(engine: str, shape: str, setting: Setting, seconds: float, records: Path
             hosts.lift()
             hosts.wait_until_training(START_S)
             hosts.limit()
-            time.sleep(warm_up_s)
+            time.sleep(WARM_UP_S)
+            if setting.workers == AUTO:
+                _wait_for_decisions(hosts, engine, setting.local_workers == AUTO)
             before = _metrics(hosts)
             time.sleep(seconds)
             lines = _metrics(hosts)[len(before) :]
@@ -114,6 +117,17 @@ def _wait_for_plans(hosts: QuotaHosts) -> None:
         if time.monotonic() > deadline_s or hosts.over:
             raise BenchmarkFailed(f"the launchers did not begin\n{hosts.outputs()}")
         time.sleep(0.1)
+
+
+def _wait_for_decisions(hosts: QuotaHosts, engine: str, local: bool) -> None:
+    """Wait until every host that tries something has said what it keeps."""
+    trying = hosts.cluster.data_hosts if engine == "grpc" else ()
+    trying = (*trying, *(hosts.cluster.trainer_hosts if local else ()))
+    deadline_s = time.monotonic() + DECIDES_S
+    while not all(_DECIDED.search((hosts.folder / f"{host}.out").read_text(errors="replace")) for host in trying):
+        if time.monotonic() > deadline_s or hosts.over:
+            raise BenchmarkFailed(f"not decided after {DECIDES_S:.0f} s\n{hosts.outputs()}")
+        time.sleep(0.5)
 
 
 def _metrics(hosts: QuotaHosts) -> list[dict[str, Any]]:
@@ -172,7 +186,7 @@ def main() -> int:
             pairs = [(engine, shape) for engine in options.engine for shape in options.shape]
             for engine, shape in pairs:
                 if shape != "wait" or engine == "grpc":
-                    found.append(compare(engine, shape, options, Path(folder), console))  # noqa: PERF401  may raise
+                    found.append(compare(engine, shape, options, Path(folder), console))
     except BenchmarkFailed as error:
         console.print(str(error), markup=False, highlight=False)
         return 1

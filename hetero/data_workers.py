@@ -17,7 +17,7 @@ from hetero.host import HostConfig
 from hetero.options import AUTO
 from hetero.plan import HostPlan
 from hetero.process.cpu import idle_cpu_s
-from hetero.process.cpu_quota import cpu_quota
+from hetero.process.cpu_quota import cpu_quota, is_bounded
 from hetero.process.failure import Failure
 from hetero.process.memory import available_bytes, resident_bytes
 from hetero.rundir import read_json
@@ -74,8 +74,10 @@ class DataWorkers:
         if self._any_died():
             self._carry_out(self._growth.give_up("one of the added workers died while they were being tried"))
             return
-        cpus = cpu_quota(self._config.topology.current.cpus)
-        sample = Sample(now_s, self._crew.used_cpu_s(), idle_cpu_s(), cpus, self._figures(), self._room())
+        pinned = self._config.topology.current.cpus
+        cpus = cpu_quota(pinned)
+        idle_s = None if is_bounded(cpus, pinned) else idle_cpu_s()
+        sample = Sample(now_s, self._crew.used_cpu_s(), idle_s, cpus, self._figures(), self._room())
         decision = self._growth.look(sample, serving=self._crew.serving())
         if decision is not None:
             self._carry_out(decision)

@@ -17,7 +17,7 @@ from hetero.host import HostConfig
 from hetero.local_workers import AUTO, Sample, Sums, Trial
 from hetero.plan import HostPlan
 from hetero.process.cpu import idle_cpu_s
-from hetero.process.cpu_quota import cpu_quota
+from hetero.process.cpu_quota import cpu_quota, is_bounded
 from hetero.process.failure import Failure
 from hetero.rundir import read_json
 from hetero.spec import ProcessKind, ProcessSpec
@@ -91,8 +91,11 @@ class LocalWorkers:
             self.tell()
         if self._trial is None or self._trial.decided:
             return
-        self._trial.allow(cpu_quota(self._config.topology.current.cpus))
-        sample = Sample(now_s, self._ranks(), self._crew.used_cpu_s(), idle_cpu_s())
+        pinned = self._config.topology.current.cpus
+        cpus = cpu_quota(pinned)
+        self._trial.allow(cpus)
+        idle_s = None if is_bounded(cpus, pinned) else idle_cpu_s()
+        sample = Sample(now_s, self._ranks(), self._crew.used_cpu_s(), idle_s)
         decision = self._trial.look(sample, serving=self._crew.serving())
         if decision is None:
             return

@@ -50,6 +50,16 @@ def cpu_quota(pinned: Collection[int] | None = None, *, proc: Path = _PROC) -> f
     return float(min([cpus, *_quotas(proc)]))
 
 
+def is_bounded(cpus: float, pinned: Collection[int] | None = None) -> bool:
+    """Return whether so many CPUs are a quota: a host's own part of a machine, whatever others do on it.
+
+    Args:
+        cpus: What `cpu_quota` returned.
+        pinned: What it was given.
+    """
+    return cpus < (len(pinned) if pinned else _allowed())
+
+
 def _allowed() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetero.process.cpu import idle_cpu_s
-from hetero.process.cpu_quota import available_cpus, cpu_quota
+from hetero.process.cpu_quota import available_cpus, cpu_quota, is_bounded
 
 EIGHT = range(8)
 MOUNT = "31 23 0:28 {root} {point} rw,relatime shared:9 - {kind} {source} rw,{options}"
@@ -66,6 +66,7 @@ def test_a_quota_of_version_2_counts(tmp_path: Path, text: str, cpus: int) -> No
 def test_parts_of_cpus_are_told(tmp_path: Path, text: str, cpus: float) -> None:
     write(tmp_path / "fs" / "cpu.max", text + "\n")
     assert cpu_quota(EIGHT, proc=machine(tmp_path, "0::/\n", unified(tmp_path / "fs"))) == cpus
+    assert is_bounded(cpus, EIGHT) == (cpus < 8)
 
 
 @pytest.mark.parametrize(
