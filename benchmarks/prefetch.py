@@ -4,9 +4,9 @@
 
 The `InputStream` of one rank, without data hosts. Its source gives tiny batches as a data host does that has enough of
 them finished and a CPU quota that stops all its processes: for 30 ms of each 100 ms as many as there is room for, then
-none. A step takes its time and no CPU. Under `grpc` 32 batches, in the windows of all feeds, are read ahead beside those
-of the stream, as far as `--prefetch-bytes` allows; a stream alone reads 4 ahead. Waiting that no reading ahead can avoid
-is that of a source that gives steadily.
+none. A step takes its time and no CPU. Under `grpc` 32 batches, in the windows of all feeds, are read ahead beside
+those of the stream, as far as `--prefetch-bytes` allows; a stream alone reads 4 ahead. Waiting that no reading ahead
+can avoid is that of a source that gives steadily.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ START_UP_S = 60.0
 SETTLE_S = 1.0
 LEAST_SHORT = 0.5
 """Either workers are what all wait for, and then nearly all the time, or they are not."""
-LEAST_IDLE = 0.1
+LEAST_IDLE = 0.15
 LEAST_GAIN = 0.03
 _HARDLY = 0.05  # of a worker
 _WAITING = 0.25

@@ -23,6 +23,7 @@ class FakePort:
         self.tasks = tasks
         self.given: list[Task] = []
         self.abandoned = self.listings = 0
+        self.shares: list[int] = []
         self.memory: dict[SlotId, memoryview] = {}
         self.freed: list[SlotId] = []
         self._offset = 0
@@ -36,6 +37,9 @@ class FakePort:
 
     def list_splits(self) -> None:
         self.listings += 1
+
+    def share(self, size: int) -> None:
+        self.shares.append(size)
 
     def payload(self, slot: SlotId) -> memoryview:
         return self.memory[slot]

@@ -152,6 +152,23 @@ def test_a_batch_larger_than_the_capacity_goes_alone_into_memory_of_its_own(aren
     assert (arena.allocate(PAGE).arena, arena.size) == (large.arena + 1, 4 * PAGE)
 
 
+def test_another_capacity_holds_once_everything_was_freed(arena):
+    first, second = arena.allocate(PAGE), arena.allocate(PAGE)
+    arena.resize(2 * PAGE)
+    assert arena.allocate(64) is None
+    arena.free(first)
+    assert arena.allocate(64) is None
+    arena.free(second)
+    slots = [arena.allocate(PAGE), arena.allocate(PAGE)]
+    assert (arena.size, arena.allocate(64)) == (2 * PAGE, None)
+    arena.resize(8 * PAGE)
+    assert arena.allocate(64) is None
+    for slot in slots:
+        arena.free(slot)
+    assert arena.allocate(64) is not None
+    assert arena.size == 8 * PAGE
+
+
 def test_memory_is_taken_only_where_batches_were_written():
     with contextlib.closing(Arena(1 << 40)) as arena:
         for _ in range(100):

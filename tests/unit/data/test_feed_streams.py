@@ -287,6 +287,39 @@ def _check(feed: Feed, ranks: list[Rank], workers: list[Work], *, revoking: bool
     assert not feed.streams._queue.epochs()
 
 
+def test_a_feed_is_short_where_a_rank_would_take_a_batch_and_none_is_finished():
+    async def check() -> None:
+        feed = Feed(deterministic=False)
+        assert not feed.streams.is_short, "nobody is there"
+        stream = feed.streams.open(pb.ReadHello(rank=0, size=1, run_id="run-1"))
+        assert not feed.streams.is_short, "nothing is wanted yet"
+        grant = pb.Grant(epoch=0, window_bytes=1 << 20, window_batches=4, split=-1)
+        feed.streams.take(stream, pb.ReadRequest(grant=grant))
+        assert feed.streams.is_short
+        worker = FakePort(feed.tasks)
+        feed.tasks.on_reply(assign(assignment(0)))
+        worker.batch(0)
+        assert not feed.streams.is_short, "one is on its way"
+        writer = asyncio.ensure_future(feed.streams.write(stream, CallWire(_nowhere)))
+        for sequence in range(1, 3):
+            await asyncio.sleep(0.01)
+            worker.batch(sequence)
+        await asyncio.sleep(0.01)
+        assert not feed.streams.is_short, "more than half of what it lets come is there"
+        feed.streams.take(stream, pb.ReadRequest(received=3))
+        assert feed.streams.arrived() == (6, 3)
+        grant.consumed_batches, grant.consumed_bytes = 3, stream.window.sent_bytes
+        feed.streams.take(stream, pb.ReadRequest(received=3, grant=grant))
+        assert feed.streams.is_short
+        writer.cancel()
+
+    asyncio.run(check())
+
+
+async def _nowhere(_: bytes) -> None:
+    """Take what a rank is sent."""
+
+
 def test_ranks_get_equal_shares_and_one_that_takes_nothing_holds_up_nobody():
     async def run() -> None:
         feed = Feed(deterministic=False)

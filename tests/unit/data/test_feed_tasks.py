@@ -8,7 +8,7 @@ from feed_parts import FakePort, assign, assignment, key, split_id
 from feed_tasks_fixtures import clock, connected, coordinator, outlet, tasks
 
 from hetero._proto import splits_pb2 as pb
-from hetero.data.feed_tasks import MAX_DEATHS, MOST_DEATHS
+from hetero.data.feed_tasks import MAX_DEATHS, MOST_DEATHS, Tasks
 
 __all__ = ["clock", "connected", "coordinator", "outlet", "tasks"]  # fixtures
 
@@ -31,6 +31,31 @@ def test_a_split_runs_on_an_idle_worker_and_is_done_once_its_batches_have_arrive
     outlet.arrive()
     assert len(worker.freed) == 2
     assert [(key(done.id), done.batches, done.replayed) for done in coordinator.done] == [((0, 3, 7), 2, 0)]
+
+
+def test_workers_are_told_their_share_of_the_hosts_memory_where_it_changes(outlet, coordinator):
+    parts = {"no_worker_s": 5.0, "on_worker": lambda _: None}
+    tasks = Tasks("algo-1", coordinator.hear, outlet, **parts, share_bytes=lambda workers: 1200 // max(2, workers))
+    first = [FakePort(tasks, "worker-0"), FakePort(tasks, "worker-1")]
+    added = [FakePort(tasks, "worker-2"), FakePort(tasks, "worker-3")]
+    assert [port.shares for port in first] == [[600, 400, 300], [600, 400, 300]]
+    assert [port.shares for port in added] == [[400, 300], [300]]
+    for port in added:
+        port.die()
+    assert [port.shares[-2:] for port in first] == [[400, 600], [400, 600]]
+    first[1].die()
+    assert FakePort(tasks, "worker-1").shares == [600]
+    assert first[0].shares[-1] == 600
+
+
+def test_workers_are_all_busy_if_none_waits_for_a_split(tasks):
+    assert not tasks.all_busy
+    worker = FakePort(tasks)
+    assert not tasks.all_busy
+    tasks.on_reply(assign(assignment(0)))
+    assert tasks.all_busy
+    worker.end(0)
+    assert not tasks.all_busy
 
 
 def test_no_more_splits_are_asked_for_than_workers_are_idle(tasks, coordinator):
