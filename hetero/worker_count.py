@@ -31,7 +31,8 @@ START_UP_S = 60.0
 SETTLE_S = 1.0
 LEAST_SHORT = 0.5
 """Either workers are what all wait for, and then nearly all the time, or they are not."""
-LEAST_IDLE = 0.15
+LEAST_IDLE = 0.3
+"""Of its CPUs: a host on a busy machine gets less than its quota, and what it lacks looks idle."""
 LEAST_GAIN = 0.03
 _HARDLY = 0.05  # of a worker
 _WAITING = 0.25

@@ -153,7 +153,7 @@ def test_a_host_at_its_bound_tries_none() -> None:
     ("changes", "workers"),
     [
         ({"room": 1}, 3),  # memory
-        ({"cpus": 4.0, "workers": 4, "each_cpus": 0.8}, 5),  # five fill the CPUs
+        ({"cpus": 4.0, "workers": 4, "each_cpus": 0.65}, 7),  # seven fill the CPUs
         ({"cpus": 4.0, "workers": 4, "each_cpus": 0.55}, 8),
     ],
 )
