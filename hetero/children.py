@@ -32,6 +32,7 @@ from hetero.process.failure import record_exception
 from hetero.process.heap import give_back_freed_memory, share_one_heap
 from hetero.process.leaving import leave
 from hetero.process.priority import yield_to_others
+from hetero.spare_cpus import worker_threads
 from hetero.topology import Role
 from hetero.training.peers import follows_from_a_peer
 
@@ -160,6 +161,10 @@ def run_worker(config: HostConfig, _index: str) -> None:
         signal.pause()  # the launcher hears of the end too, and stops this process
     if config.topology.current.role is Role.TRAINER:
         refuse_without_channels(config, state.endpoints)
+        if (threads := worker_threads(config)) is not None:
+            # With a thread for each CPU of the machine it would use up a period's quota before it can be paused.
+            for name in ("TF_NUM_INTEROP_THREADS", "TF_NUM_INTRAOP_THREADS"):
+                os.environ.setdefault(name, str(threads))
     published: dict[str, str] = {}
     port: list[int] = []
 

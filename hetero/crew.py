@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from hetero.control.client import ControlClient
 from hetero.control.state import HostReport
 from hetero.errors import HeteroError
 from hetero.host import HostConfig, local_key, tuning_key
+from hetero.process.child import Child
 from hetero.process.group import ChildStatus
 from hetero.process.supervisor import Supervisor
 from hetero.spec import ProcessSpec
@@ -38,6 +39,7 @@ class Crew:
         tell: Lets the chief know how many local workers there are and why, as a JSON object.
         tell_tuning: Lets it know what was decided by measuring, as a JSON object.
         children: Returns every process of this host that was ever started.
+        living: Returns the children that run; from any thread.
     """
 
     start: Callable[[ProcessSpec], None]
@@ -47,6 +49,7 @@ class Crew:
     tell: Callable[[str], None] = _tell_nobody
     tell_tuning: Callable[[str], None] = _tell_nobody
     children: Callable[[], tuple[ChildStatus, ...]] = tuple
+    living: Callable[[], Sequence[Child]] = tuple
 
 
 def shortened(values: dict[str, Any], *within: str) -> str:
@@ -96,4 +99,5 @@ def crew_of(
         tell=lambda text: publish(local_key(config.host), text),
         tell_tuning=lambda text: publish(tuning_key(config.host), text),
         children=supervisor.children,
+        living=supervisor.living,
     )

@@ -17,7 +17,7 @@ from hetero.host import HostConfig
 from hetero.options import AUTO
 from hetero.plan import HostPlan
 from hetero.process.cpu import idle_cpu_s
-from hetero.process.cpu_quota import cpu_quota, is_bounded
+from hetero.process.cpu_quota import cpu_quota, tightest_quota
 from hetero.process.failure import Failure
 from hetero.process.memory import available_bytes, resident_bytes
 from hetero.rundir import read_json
@@ -76,7 +76,7 @@ class DataWorkers:
             return
         pinned = self._config.topology.current.cpus
         cpus = cpu_quota(pinned)
-        idle_s = None if is_bounded(cpus, pinned) else idle_cpu_s()
+        idle_s = idle_cpu_s() if tightest_quota(pinned) is None else None
         sample = Sample(now_s, self._crew.used_cpu_s(), idle_s, cpus, self._figures(), self._room())
         decision = self._growth.look(sample, serving=self._crew.serving())
         if decision is not None:

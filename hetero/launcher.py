@@ -31,7 +31,7 @@ from hetero.options import likely_misspelt
 from hetero.plan import Hardware, HostPlan, plan_host
 from hetero.process.child import PARENT_PID, die_with_parent
 from hetero.process.console import Console
-from hetero.process.cpu_quota import cpu_quota
+from hetero.process.cpu_quota import cpu_quota, tightest_quota
 from hetero.process.failure import Failure, sagemaker_text
 from hetero.process.leaving import leave, open_standard_streams
 from hetero.process.parent import PARENT_GONE, watch_parent
@@ -90,7 +90,9 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], started_s: float) -
 
 def hardware_of(topology: Topology) -> Hardware:
     """Return what this host offers: the CPUs it may use, and NVIDIA GPUs as the driver lists them."""
-    return Hardware(cpus=cpu_quota(topology.current.cpus), gpus=_count_gpus(os.environ))
+    pinned = topology.current.cpus
+    quota = tightest_quota(pinned)
+    return Hardware(cpu_quota(pinned), _count_gpus(os.environ), None if quota is None else quota.cpus)
 
 
 def _count_gpus(environ: Mapping[str, str]) -> int:

@@ -35,6 +35,7 @@ LEAST_WAIT = 0.03
 LEAST_GAIN = 0.03
 _NEARLY = 0.1  # a CPU that is idle but for so much counts as idle
 _WORTH = 0.2  # of all that a host has, where that is less than two CPUs
+_LEAST_IDLE = 0.05  # CPUs; less is not worth a worker, however well it is paced
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Trial:
         cpus: CPUs that the host's processes may use, a fraction where a quota says so.
         most: So many workers are started at most.
         may_stop: Whether workers can be stopped in mid-epoch without losing the rows that they have in hand.
+        paced: Whether workers are kept within what is idle, so that one may use a part of a CPU.
 
     Attributes:
         workers: How many are to run now.
@@ -115,8 +117,8 @@ class Trial:
         why: The numbers behind that.
     """
 
-    def __init__(self, *, cpus: float, most: int, may_stop: bool) -> None:
-        self._cpus, self._most, self._may_stop = cpus, most, may_stop
+    def __init__(self, *, cpus: float, most: int, may_stop: bool, paced: bool = False) -> None:
+        self._cpus, self._most, self._may_stop, self._paced = cpus, most, may_stop, paced
         self._phase = _Phase.WATCHING
         self._began_s: float | None = None  # when this phase began, in the first sample of it
         self._window: Sample | None = None  # the first sample of this measurement
@@ -130,9 +132,9 @@ class Trial:
         """Whether the last decision was made."""
         return self._phase is _Phase.DECIDED
 
-    def allow(self, cpus: float) -> None:
-        """Note how many CPUs the host may use from now on: a quota can be changed."""
-        self._cpus = cpus
+    def allow(self, cpus: float, *, paced: bool) -> None:
+        """Note how many CPUs the host may use from now on, and whether workers are paced: a quota can be changed."""
+        self._cpus, self._paced = cpus, paced
 
     def give_up(self, why: str) -> None:
         """Note that workers cannot be used here: there is nothing more to decide."""
@@ -172,21 +174,27 @@ class Trial:
         if pace.wait > LEAST_WAIT and workers > 0:
             self._before = pace
             self._enter(_Phase.STARTING)
-            why = f"{waits}, {idle}"
-            return self._decide(workers, why, final=False)
-        rest = "training is left one" if self._cpus >= 2 else f"{_WORTH:.0%} of them would be worth it"
+            return self._decide(workers, f"{waits}, {idle}", final=False)
         if pace.wait <= LEAST_WAIT:
             why = f"{waits}, {LEAST_WAIT:.0%} would be worth it"
         else:
-            why = f"{waits}, but {idle}; {rest}"
+            why = f"{waits}, but {idle}{self._needs()}"
         self.why = f"{why} (so far)"
         return self._decide(0, why, final=True) if watched_s >= WATCH_S else None
 
     def _fit(self, idle_cpus: float) -> int:
         """Return how many workers the idle CPUs keep busy."""
+        if self._paced:
+            return max(0, math.ceil(idle_cpus - _LEAST_IDLE))
         if self._cpus < 2:  # one worker and training share what there is, training first
             return int(idle_cpus > _WORTH * self._cpus)
         return math.floor(idle_cpus + _NEARLY)
+
+    def _needs(self) -> str:
+        """Return what would have to be idle, as the end of a sentence."""
+        if self._paced:
+            return f"; {_LEAST_IDLE:g} would be worth it"
+        return "; training is left one" if self._cpus >= 2 else f"; {_WORTH:.0%} of them would be worth it"
 
     def _await_workers(self, sample: Sample, *, serving: int) -> Decision | None:
         if self._began_s is None:

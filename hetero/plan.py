@@ -48,10 +48,12 @@ class Hardware:
     Args:
         cpus: CPUs that its processes may use, a fraction where a quota says so.
         gpus: Accelerators that its ranks may use.
+        quota_cpus: CPUs that a quota leaves it, where that is less than it can run on.
     """
 
     cpus: float
     gpus: int
+    quota_cpus: float | None = None
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,10 @@ def _local_workers(settings: Settings, engine: str, hardware: Hardware) -> tuple
         return settings.local_workers, 0
     # One is left to training; where there is hardly another, local workers take what training leaves of it.
     spare = max(1, int(hardware.cpus) - 1)
+    if hardware.quota_cpus is not None or settings.local_workers_cpus is not None:
+        # They are paced, so that training finds its part in the same CPU.
+        paced = min(hardware.quota_cpus or hardware.cpus, settings.local_workers_cpus or math.inf)
+        spare = math.ceil(paced)
     return 0, min(1, spare) if engine == "tf_data" else spare  # one tf.data worker uses all CPUs that it gets
 
 

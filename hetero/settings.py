@@ -46,6 +46,7 @@ class Settings:
     ranks_per_host: int | None = None
     workers_per_host: int | str = "auto"
     local_workers: int | str = 0
+    local_workers_cpus: float | None = None
     control_port: int = 16000
     data_port: int | None = None
     start_timeout_s: float = 600.0

@@ -7,6 +7,7 @@ go in, and what is done about what comes out. The processes themselves are those
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -17,8 +18,9 @@ from hetero.host import HostConfig
 from hetero.local_workers import AUTO, Sample, Sums, Trial
 from hetero.plan import HostPlan
 from hetero.process.cpu import idle_cpu_s
-from hetero.process.cpu_quota import cpu_quota, is_bounded
+from hetero.process.cpu_quota import CpuQuota, cpu_quota, tightest_quota
 from hetero.process.failure import Failure
+from hetero.process.pacer import Pacer
 from hetero.rundir import read_json
 from hetero.spec import ProcessKind, ProcessSpec
 
@@ -49,11 +51,17 @@ class LocalWorkers:
         self._trial: Trial | None = None
         self._looked_s = clock()
         self._told = False
+        self._quota = tightest_quota(config.topology.current.cpus)
+        self._pacer = self._make_pacer() if self._asked else None
         self._served = 0  # the most that could prepare input at one time
         if self._asked == AUTO:
-            cpus = cpu_quota(config.topology.current.cpus)
             # Under tf_data what a worker has begun is lost with it, so that one that was started stays.
-            self._trial = Trial(cpus=cpus, most=plan.most_local_workers, may_stop=plan.engine == "grpc")
+            self._trial = Trial(
+                cpus=self._cpus(),
+                most=plan.most_local_workers,
+                may_stop=plan.engine == "grpc",
+                paced=self._pacer is not None,
+            )
             for path in self._run.work(config.host).glob("rank-*.meter.json"):  # of an earlier run in this folder
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -64,11 +72,18 @@ class LocalWorkers:
         return self._asked != 0
 
     def summary(self) -> dict[str, Any]:
-        """Return what summary.json says of this host: `asked`, `used` (workers left that were ever ready), `why`."""
+        """Return what summary.json says of this host.
+
+        Returns:
+            `asked`; `used`, the workers left that were ever ready; `why`; `cap_cpus`, what they are kept to, None where
+            nothing but their priority holds them back.
+        """
         why = self._trial.why if self._trial is not None else self._why
         if self._workers and not self._served:
             why += "; training ended before one of them was ready"
-        return {"asked": self._asked, "used": min(len(self._workers), self._served), "why": why}
+        used, pacer = min(len(self._workers), self._served), self._pacer
+        cap_cpus = None if pacer is None else round(pacer.cpus, 2)
+        return {"asked": self._asked, "used": used, "why": why, "cap_cpus": cap_cpus}
 
     def tuning(self) -> dict[str, Any]:
         """Return what was chosen, rows a second `measured` by number of local workers, and why."""
@@ -86,16 +101,17 @@ class LocalWorkers:
         if not self.asked or now_s - self._looked_s < INTERVAL_S:
             return
         self._looked_s = now_s
+        self._look_at_quota()
+        if self._pacer is not None and self._workers:
+            self._pacer.start()
         self.note()
         if not self._told and self._served:
             self.tell()
         if self._trial is None or self._trial.decided:
             return
-        pinned = self._config.topology.current.cpus
-        cpus = cpu_quota(pinned)
-        self._trial.allow(cpus)
-        idle_s = None if is_bounded(cpus, pinned) else idle_cpu_s()
-        sample = Sample(now_s, self._ranks(), self._crew.used_cpu_s(), idle_s)
+        quota = self._quota
+        self._trial.allow(self._cpus(), paced=self._pacer is not None)
+        sample = Sample(now_s, self._ranks(), self._used_cpu_s(), None if quota else idle_cpu_s())
         decision = self._trial.look(sample, serving=self._crew.serving())
         if decision is None:
             return
@@ -126,6 +142,11 @@ class LocalWorkers:
             self._crew.tell(shortened(self.summary()))
             self._crew.tell_tuning(shortened(self.tuning(), THING))
 
+    def close(self) -> None:
+        """End what paces the workers. May be repeated."""
+        if self._pacer is not None:
+            self._pacer.close()
+
     def _give_up(self, why: str) -> None:
         self._why = why
         if self._trial is not None and not self._workers:
@@ -150,6 +171,31 @@ class LocalWorkers:
         self._workers -= set(names)
         self._names = [name for name in self._names if name not in set(names)]
 
+    def _cpus(self) -> float:
+        return self._quota.cpus if self._quota else cpu_quota(self._config.topology.current.cpus)
+
+    def _look_at_quota(self) -> None:
+        """Pace by the quota that there is now: one can be set, changed and lifted while a host runs."""
+        quota = tightest_quota(self._config.topology.current.cpus)
+        if _same(quota, self._quota):
+            return
+        self.close()
+        self._quota = quota
+        self._pacer = self._make_pacer()
+
+    def _make_pacer(self) -> Pacer | None:
+        """Return what keeps the workers within a quota or the cap that was asked for; None where there is neither."""
+        lanes, cap_cpus = worker_threads(self._config), self._config.settings.local_workers_cpus
+        if lanes is None:
+            return None
+        lanes = lanes if self._plan.engine == "tf_data" else 1
+        return Pacer(self._crew.living, lambda name: name in self._workers, self._quota, cap_cpus, lanes)
+
+    def _used_cpu_s(self) -> float:
+        """Return the CPU seconds of all that shares the quota, as far as the system tells, else of this host's part."""
+        figures = self._quota.read() if self._quota else None
+        return self._crew.used_cpu_s() if figures is None or figures.used_s is None else figures.used_s
+
     def _ranks(self) -> dict[str, Sums]:
         """Return what the ranks of this host have measured so far."""
         found = {}
@@ -161,3 +207,16 @@ class LocalWorkers:
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
             print(f"[trainer {self._config.host}] local workers: {text}", flush=True)
+
+
+def _same(one: CpuQuota | None, other: CpuQuota | None) -> bool:
+    """Return whether two looks have found the same quota."""
+    return (one and one.cpus) == (other and other.cpus)
+
+
+def worker_threads(config: HostConfig) -> int | None:
+    """Return how many threads a local worker can keep busy within what it is kept to; None where that is nothing."""
+    quota, cap_cpus = tightest_quota(config.topology.current.cpus), config.settings.local_workers_cpus
+    if quota is None and cap_cpus is None:
+        return None
+    return math.ceil(min(quota.cpus if quota else math.inf, cap_cpus or math.inf))

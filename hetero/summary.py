@@ -28,7 +28,7 @@ def write_summary(  # noqa: PLR0917  each is another witness
         state: The coordinator's last word; None if it was never heard.
         outcome: `succeeded`, `failed` or `stopped`.
         own: This host's last report.
-        local: What is to be said of this host's local workers: `asked`, `used` and `why`.
+        local: What is to be said of this host's local workers: see `LocalWorkers.summary`.
         tuning: What this host has decided by measuring.
     """
     run = config.run()
@@ -126,7 +126,12 @@ def _local_workers(
         return {}
     found: dict[str, Mapping[str, Any]] = {}
     for host in config.topology.trainers:
-        found[host.name] = {"asked": config.settings.local_workers, "used": None, "why": "this host has not told"}
+        found[host.name] = {
+            "asked": config.settings.local_workers,
+            "used": None,
+            "why": "this host has not told",
+            "cap_cpus": None,
+        }
         with contextlib.suppress(KeyError, ValueError, AttributeError):
             found[host.name] = json.loads(state.endpoints[local_key(host.name)]) if state else found[host.name]
     return found | ({config.host: own} if own is not None else {})

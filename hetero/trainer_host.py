@@ -219,6 +219,7 @@ class TrainerHostLife(HostLife):
         return replace(ending, cause=first or failure)
 
     def _before_stop(self, ending: Ending) -> None:
+        self._local.close()
         within_s = None if self._killed_at_s is None else max(0.05, self._killed_at_s - time.monotonic())
         for spec in self._specs.values():
             if spec.kind is ProcessKind.RANK:

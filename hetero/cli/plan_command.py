@@ -16,7 +16,7 @@ from hetero.clusters import detect, from_file
 from hetero.job_file import read_declaration
 from hetero.options import AUTO, likely_misspelt, options_help
 from hetero.plan import Hardware, HostPlan, plan_cluster
-from hetero.process.cpu_quota import cpu_quota
+from hetero.process.cpu_quota import cpu_quota, tightest_quota
 from hetero.settings import Settings, find_job, resolve, resolve_engine
 from hetero.spec import ProcessSpec
 from hetero.topology import Topology
@@ -42,7 +42,9 @@ def plan(
     settings, engine, cluster, warnings = _prepare(context.args, topology, host)
     for line in warnings:
         typer.echo(f"warning: {line}", err=True)
-    plans = plan_cluster(cluster, settings, engine, Hardware(cpus=cpu_quota(), gpus=0))
+    quota = tightest_quota()
+    hardware = Hardware(cpus=cpu_quota(), gpus=0, quota_cpus=quota.cpus if quota else None)
+    plans = plan_cluster(cluster, settings, engine, hardware)
     shown = [one for one in plans if host is None or one.host.name == host]
     if as_json:
         typer.echo(json.dumps(as_values(cluster, settings, engine, shown), indent=2))

@@ -131,6 +131,7 @@ class Child:
         self._lock = threading.RLock()  # re-entrant: a signal handler may call terminate
         self._done = threading.Event()
         self._sent: dict[str, float] = {}
+        self._paused = False
         self._reaped = False
         self._cpu_s: float | None = None
         if spec.error_path is not None:
@@ -157,6 +158,32 @@ class Child:
     def kill(self) -> bool:
         """Send SIGKILL to the group; False if the leader had ended before."""
         return self._send(signal.SIGKILL)
+
+    def pause(self) -> bool:
+        """Stop the group (SIGSTOP) until `resume`; False if it has ended or was told to, which also ends any pause."""
+        with self._lock:
+            if self._sent or self._reaped or self._leader_has_ended():
+                return False
+            self._paused = self._signal_group(signal.SIGSTOP)
+            return self._paused
+
+    def resume(self) -> None:
+        """Let a paused group go on."""
+        with self._lock:
+            if self._paused and not self._reaped:
+                self._signal_group(signal.SIGCONT)
+            self._paused = False
+
+    def clock_s(self) -> float | None:
+        """Return the CPU seconds of all its threads, to the nanosecond as of the kernel's last tick; None if it ended.
+
+        Far cheaper than /proc, but without its children.
+        """
+        try:
+            used_s = time.clock_gettime(clock_of(self.pid))
+        except OSError:
+            return None
+        return None if self._reaped else used_s  # asked afterwards: what was read is its own
 
     def wait(self, timeout_s: float | None = None) -> ChildExit | None:
         """Wait until the child has been reaped and its output read; None if the time ran out first."""
@@ -207,11 +234,17 @@ class Child:
             if self._reaped or self._leader_has_ended():
                 return False
             self._sent.setdefault(signum.name, time.time())  # before sending: the exit may follow at once
-            try:
-                os.killpg(self.pid, signum)
-            except (ProcessLookupError, PermissionError):
-                return False
-            return True
+            told = self._signal_group(signum)
+            self.resume()  # what is paused hears of nothing but SIGKILL
+            return told
+
+    def _signal_group(self, signum: signal.Signals) -> bool:
+        """Send a signal to the group, under the lock and before it is reaped; False if that cannot be done."""
+        try:
+            os.killpg(self.pid, signum)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
     def _leader_has_ended(self) -> bool:
         try:
@@ -262,6 +295,11 @@ class Child:
         sweep(self._own_mark, _DRAIN_S)
         if not self._output.join(_DRAIN_S):
             self._output.close()
+
+
+def clock_of(pid: int) -> int:
+    """Return the id of the clock that counts the CPU time of a process: CPUCLOCK_SCHED, linux/posix-timers.h."""
+    return (~pid << 3) | 2
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:

@@ -1,8 +1,8 @@
 """The processes of one host as a group: one state, one loop, one deadline, one root cause.
 
 A supervisor is driven by one thread, the launcher's main thread: it starts children, takes events, stops. That thread
-must outlive the children (Linux ties the parent-death signal to the thread that forked). `post`, `hurry`, `cpu_s` and
-`children` may be called from any thread, the first two from signal handlers too.
+must outlive the children (Linux ties the parent-death signal to the thread that forked). `post`, `hurry`, `cpu_s`,
+`living` and `children` may be called from any thread, the first two from signal handlers too.
 """
 
 from __future__ import annotations
@@ -240,7 +240,11 @@ class Supervisor:
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all children so far, living and ended, with their descendants. Never falls."""
-        return self._meter.read([slot.child for slot in list(self._slots.values()) if slot.child is not None])
+        return self._meter.read(self.living())
+
+    def living(self) -> tuple[Child, ...]:
+        """Return the children that have not ended, or whose end has not been dealt with. From any thread."""
+        return tuple(child for slot in list(self._slots.values()) if (child := slot.child) is not None)
 
     def _launch(self, spec: ChildSpec) -> Child:
         return Child(spec, self._sink, lambda: self._queue.put(_WAKE), self._janitor, self._token)

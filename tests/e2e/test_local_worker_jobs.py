@@ -6,7 +6,9 @@ rows tell which process prepared them.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +90,7 @@ def test_rows_come_once_and_local_workers_prepare_some(tmp_path: Path, engine: s
     with job_of(tmp_path, engine, "--local-workers=1", "--epochs=2", trainers=2, prepare_s=0.1) as job:
         local = begin(job)
         assert {psutil.Process(pid).nice() for pid in local.values()} == {LOWEST}
-        own = {"asked": 1, "used": 1, "why": "as asked for"}
+        own = {"asked": 1, "used": 1, "why": "as asked for", "cap_cpus": None}
         assert assert_all_well(job) == own
         for epoch in range(2):
             assert_exactly_once(job, epoch)
@@ -209,6 +211,41 @@ def test_a_homogeneous_job_refuses_them(tmp_path: Path) -> None:
         assert "--local-workers is auto, but" in job.output("trainer-1")
 
 
+# --- paced ------------------------------------------------------------------------------------------------------------
+
+
+def is_paused(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
+@pytest.mark.quiet  # it has to get more than the cap, to be paused
+@both_engines
+def test_paced_ones_lose_no_row_and_nobody_takes_them_for_frozen_or_lost(tmp_path: Path, engine: str) -> None:
+    options = ("--local-workers=1", "--local-workers-cpus=0.3", "--epochs=2", "--burn-ms=30")
+    with job_of(tmp_path, engine, *options, prepare_s=0.02) as job:
+        local = begin(job)["trainer-1"]
+        for _ in range(5):
+            wait_until("a pause", lambda: is_paused(local))
+            wait_until("its end", lambda: not is_paused(local))
+        told = assert_all_well(job, 300)
+        assert told == {"asked": 1, "used": 1, "why": "as asked for", "cap_cpus": 0.3}
+        for epoch in range(2):
+            assert_exactly_once(job, epoch)
+        assert workers(job)[local], "it prepared nothing"
+        assert (job.summary()["lost_workers"], job.summary()["replayed_batches"]) == (0, 0)
+
+
+@pytest.mark.quiet
+@both_engines
+def test_with_its_launcher_killed_a_paused_one_is_gone_too(tmp_path: Path, engine: str) -> None:
+    with job_of(tmp_path, engine, "--local-workers=1", "--local-workers-cpus=0.3", "--burn-ms=50") as job:
+        local = begin(job)["trainer-1"]
+        wait_until("a pause", lambda: is_paused(local))
+        job.launchers["trainer-1"].kill()
+        wait_until("the end of the worker", lambda: not psutil.pid_exists(local), 10)
+        job.wait(60)
+
+
 # --- auto -------------------------------------------------------------------------------------------------------------
 
 
@@ -262,3 +299,42 @@ def test_auto_stops_workers_that_do_not_help_and_no_row_is_lost(tmp_path: Path) 
         assert_exactly_once(job, total=300 * PIECES)
         assert len(workers(job)) == 2, "the local worker prepared none before it was stopped"
         assert job.summary()["lost_workers"] == 0
+
+
+@pytest.fixture
+def quota_group() -> Iterator[Path]:
+    """Make a control group with a quota of 0.4 CPUs."""
+    unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    group = Path("/sys/fs/cgroup" if unified else "/sys/fs/cgroup/cpu", f"hetero-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs control groups that can be made: {error}")
+    name, text = ("cpu.max", "40000 100000") if unified else ("cpu.cfs_quota_us", "40000")
+    (group / name).write_text(text)
+    yield group
+    wait_until("the end of the group's processes", lambda: not (group / "cgroup.procs").read_text(), 10)
+    group.rmdir()
+
+
+@pytest.mark.quiet
+@both_engines
+def test_auto_starts_one_under_a_quota_of_less_than_a_cpu_and_keeps_it_within(
+    tmp_path: Path, engine: str, quota_group: Path
+) -> None:
+    with job_of(tmp_path, engine, "--local-workers=auto", "--rows=700", prepare_s=0.05) as job:
+        job.launcher = tmp_path / "launcher.py"
+        job.launcher.write_text(
+            f"import os, sys\nsys.path.insert(0, {str(REPOSITORY)!r})\n"
+            f"if os.environ['HETERO_HOST'] == 'trainer-1':\n"
+            f"    open('{quota_group}/cgroup.procs', 'w').write(str(os.getpid()))\n"
+            "import hetero.launcher\nhetero.launcher.launch()\n"
+        )
+        (tmp_path / "gate").touch()
+        job.start()
+        told = assert_all_well(job, 300)
+        assert (told["asked"], told["used"]) == ("auto", 1)
+        assert 0 < told["cap_cpus"] < 0.4
+        assert " of 0.4 CPUs are idle" in job.output("trainer-1")
+        assert_exactly_once(job, total=700 * PIECES)
+        assert len(workers(job)) == 2

@@ -88,7 +88,7 @@ def test_a_deterministic_job_gives_the_same_batches_as_with_a_fixed_number(tmp_p
 
 @pytest.mark.quiet
 def test_a_host_whose_cpus_are_used_up_keeps_the_workers_that_it_has(tmp_path: Path) -> None:
-    with tuned_job(tmp_path, "--burn-s=0.02", prepare_s=0.0, rows=150) as job:
+    with tuned_job(tmp_path, "--burn-ms=20", prepare_s=0.0, rows=150) as job:
         job.start()
         told = assert_all_well(job, rows=150)
         assert told["chosen"] == 2

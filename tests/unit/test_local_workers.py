@@ -212,3 +212,20 @@ def test_what_was_given_up_is_not_decided_on_any_more() -> None:
     one.give_up("given up: no")
     assert (one.workers, one.why, one.decided) == (0, "given up: no", True)
     assert not list(decisions(one, host, 100, serving=3))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "used", "most", "workers"), [(0.4, 0.1, 1, 1), (2.5, 0.3, 3, 3), (2.5, 1.6, 3, 1), (4.0, 0.2, 2, 2)]
+)
+def test_paced_workers_may_use_a_part_of_a_cpu(cpus: float, used: float, most: int, workers: int) -> None:
+    paced = Trial(cpus=cpus, most=most, may_stop=True, paced=True)
+    ((_, decision),) = decisions(paced, Host(used_cpus=used), WARM_UP_S + WINDOW_S + 2)
+    assert (decision.workers, decision.final) == (workers, False)
+    assert decision.why.endswith(f"of {cpus:g} CPUs are idle")
+
+
+def test_nor_do_paced_workers_start_where_next_to_nothing_is_idle() -> None:
+    paced = Trial(cpus=0.4, most=1, may_stop=True, paced=True)
+    ((_, decision),) = decisions(paced, Host(used_cpus=0.36), WATCH_S + WINDOW_S + 2)
+    assert (decision.workers, decision.final) == (0, True)
+    assert decision.why.endswith("but 0.04 of 0.4 CPUs are idle; 0.05 would be worth it")

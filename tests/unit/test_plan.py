@@ -239,6 +239,24 @@ def test_workers_that_are_added_share_the_hosts_memory_for_batches_with_those_th
 
 
 @pytest.mark.parametrize(
+    ("engine", "cpus", "quota", "cap", "most"),
+    [
+        ("grpc", 1, 0.4, None, 1),
+        ("tf_data", 1, 0.4, None, 1),
+        ("grpc", 2, 2.5, None, 3),
+        ("tf_data", 2, 2.5, None, 1),
+        ("grpc", 1, None, 0.5, 1),
+        ("grpc", 8, None, 2.5, 3),
+        ("grpc", 2, 2.5, 0.5, 1),
+    ],
+)
+def test_paced_ones_may_be_as_many_as_can_use_up_what_they_are_kept_to(engine, cpus, quota, cap, most):
+    settings = Settings(job="j", local_workers="auto", local_workers_cpus=cap)
+    plans = plan_cluster(cluster(1, 1), settings, engine, Hardware(cpus, 0, quota))
+    assert [plan.most_local_workers for plan in plans] == [0, most]
+
+
+@pytest.mark.parametrize(
     ("engine", "local_workers", "taken"),
     [
         ("grpc", 3, 1 + 2 + 2),

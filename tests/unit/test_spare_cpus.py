@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hetero.errors import ChildFailed
 from hetero.host import HostConfig
 from hetero.mpi import MpiRank
 from hetero.plan import Hardware, HostPlan, plan_host
+from hetero.process.cpu_quota import CpuQuota, QuotaFigures
 from hetero.process.failure import Failure
 from hetero.rundir import write_json_atomic
 from hetero.settings import Settings
@@ -63,12 +64,20 @@ class Job:
     """A trainer host of a job in a folder, with one rank whose pace can be set."""
 
     def __init__(
-        self, folder: Path, local_workers: int | str, engine: str = "grpc", cpus: int = 4, mpi: MpiRank | None = None
+        self,
+        folder: Path,
+        local_workers: int | str,
+        engine: str = "grpc",
+        cpus: int = 4,
+        mpi: MpiRank | None = None,
+        *,
+        quota_cpus: float | None = None,
+        cap_cpus: float | None = None,
     ) -> None:
         self.life = Fake()
-        settings = Settings(job="job.py:job", local_workers=local_workers)
+        settings = Settings(job="job.py:job", local_workers=local_workers, local_workers_cpus=cap_cpus)
         topology = Topology(TRAINERS[0], DATA, TRAINERS, None, "a test")
-        self.plan: HostPlan = plan_host(topology, settings, engine, Hardware(cpus, 0), mpi)
+        self.plan: HostPlan = plan_host(topology, settings, engine, Hardware(cpus, 0, quota_cpus), mpi)
         self.config = HostConfig(
             settings, topology, engine, "digits", str(folder), "run-1", "data-1:16000", 0.0, mpi=mpi
         )
@@ -91,7 +100,8 @@ class Job:
 
 @pytest.fixture(autouse=True)
 def _four_cpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spare_cpus, "cpu_quota", lambda _pinned: 4)
+    monkeypatch.setattr(spare_cpus, "cpu_quota", lambda _pinned: 4.0)
+    monkeypatch.setattr(spare_cpus, "tightest_quota", lambda _pinned: None)
     monkeypatch.setattr(spare_cpus, "idle_cpu_s", lambda: None)
 
 
@@ -114,7 +124,7 @@ def test_a_number_is_what_the_plan_starts_and_the_chief_is_told_once_they_serve(
     assert job.life.told == []
     job.life.serves = 2
     job.tick(5)
-    expected = {"asked": 2, "used": 2, "why": "as asked for"}
+    expected = {"asked": 2, "used": 2, "why": "as asked for", "cap_cpus": None}
     assert job.life.told == [expected]
     assert job.local.summary() == expected
     assert job.life.started == job.life.ended == []
@@ -124,11 +134,11 @@ def test_those_that_were_not_ready_before_the_end_are_not_called_used(tmp_path: 
     job = Job(tmp_path, 2)
     job.tick(5)
     why = "as asked for; training ended before one of them was ready"
-    assert job.local.summary() == {"asked": 2, "used": 0, "why": why}
+    assert job.local.summary() == {"asked": 2, "used": 0, "why": why, "cap_cpus": None}
     job.life.serves = 1
     job.local.note()
     job.life.serves = 0
-    assert job.local.summary() == {"asked": 2, "used": 1, "why": "as asked for"}
+    assert job.local.summary() == {"asked": 2, "used": 1, "why": "as asked for", "cap_cpus": None}
 
 
 def test_auto_starts_keeps_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +153,7 @@ def test_auto_starts_keeps_and_says_so(tmp_path: Path, capsys: pytest.CaptureFix
         "asked": "auto",
         "used": 3,
         "why": "100 rows/s before, 150 rows/s with them (+50.0%)",
+        "cap_cpus": None,
     }
     assert [told["used"] for told in job.life.told] == [0, 3]
     assert capsys.readouterr().out.splitlines() == [
@@ -294,3 +305,73 @@ def test_what_the_chief_is_told_fits_an_announcement(tmp_path: Path) -> None:
     job.local.on_failed(job.plan.processes[2], long)
     assert [0 < len(text) <= 512 for text in job.life.texts] == [True]
     assert job.life.told[0]["why"].startswith("given up: ")
+
+
+def quota_of(folder: Path, cpus: float, *, used_s: Callable[[], float]) -> Callable[[object], CpuQuota]:
+    """Return what finds a quota of version 2 whose group uses so much."""
+
+    class Group(CpuQuota):
+        def read(self) -> QuotaFigures:
+            return QuotaFigures(0, 0, 0.0, used_s())
+
+    return lambda _pinned: Group(cpus, 0.1, folder, 2)
+
+
+def test_auto_tries_one_under_a_quota_of_less_than_a_cpu_if_that_is_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job: list[Job] = []
+    find = quota_of(tmp_path, 0.4, used_s=lambda: job[0].seconds * 0.1 if job else 0.0)
+    monkeypatch.setattr(spare_cpus, "tightest_quota", find)
+    monkeypatch.setattr(spare_cpus, "idle_cpu_s", lambda: 0.0)  # the machine is none of ours
+    job.append(Job(tmp_path, "auto", cpus=1, quota_cpus=0.4))
+    job[0].tick(12)
+    assert job[0].life.started == ["feed", "worker-0"]
+    assert "starting 1: ranks wait for input 50.0% of the time, 0.30 of 0.4 CPUs are idle" in capsys.readouterr().out
+    assert 0 < job[0].local.summary()["cap_cpus"] <= 0.4
+
+
+def test_auto_tries_none_where_the_quota_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job: list[Job] = []
+    find = quota_of(tmp_path, 0.4, used_s=lambda: job[0].seconds * 0.38 if job else 0.0)
+    monkeypatch.setattr(spare_cpus, "tightest_quota", find)
+    job.append(Job(tmp_path, "auto", cpus=1, quota_cpus=0.4))
+    job[0].tick(40)
+    assert job[0].life.started == []
+    assert job[0].local.summary()["why"].startswith("ranks wait for input 50.0% of the time, but 0.02 of 0.4 CPUs are")
+
+
+def test_a_quota_that_is_set_or_changed_or_lifted_while_workers_run_is_the_one_that_they_are_paced_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path, 1)
+    seen = [job.local.summary()["cap_cpus"]]
+    for cpus in (0.4, 1.5, None):
+        find = (lambda _pinned: None) if cpus is None else quota_of(tmp_path, cpus, used_s=lambda: 0.0)
+        monkeypatch.setattr(spare_cpus, "tightest_quota", find)
+        job.tick(3)
+        seen.append(job.local.summary()["cap_cpus"])
+    job.local.close()
+    assert (seen[0], seen[3]) == (None, None)
+    assert 0 < seen[1] <= 0.4 < seen[2] <= 1.5
+
+
+def test_a_cap_holds_without_a_quota_and_is_told(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2, cap_cpus=0.5)
+    assert job.local.summary()["cap_cpus"] == 0.5
+    job.tick(2)
+    job.local.close()
+    job.local.close()
+
+
+@pytest.mark.parametrize(("quota", "cap", "threads"), [(0.4, None, 1), (2.5, None, 3), (2.5, 1.0, 1), (None, 3.2, 4)])
+def test_a_worker_has_as_many_threads_as_it_may_keep_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: float | None, cap: float | None, threads: int
+) -> None:
+    find = quota_of(tmp_path, quota, used_s=float) if quota else lambda _pinned: None
+    monkeypatch.setattr(spare_cpus, "tightest_quota", find)
+    assert spare_cpus.worker_threads(Job(tmp_path, 1, cap_cpus=cap).config) == threads
+
+
+def test_without_quota_and_cap_threads_are_left_as_they_are(tmp_path: Path) -> None:
+    assert spare_cpus.worker_threads(Job(tmp_path, 1).config) is None

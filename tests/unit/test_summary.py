@@ -191,7 +191,7 @@ def test_local_workers_are_told_for_each_trainer_host() -> None:
         "trainer-1": own,
         "trainer-2": {"asked": "auto", "used": 0, "why": "no need"},
     }
-    untold = {"asked": "auto", "used": None, "why": "this host has not told"}
+    untold = {"asked": "auto", "used": None, "why": "this host has not told", "cap_cpus": None}
     assert with_local_workers("auto")["trainer-2"] == untold
     assert with_local_workers("auto", trainer_2="{nonsense")["trainer-2"] == untold
 

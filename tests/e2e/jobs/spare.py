@@ -1,11 +1,10 @@
 """Jobs of the tests for local workers: input that takes a while to prepare and tells who prepared it.
 
 `slow` runs plain Python under grpc, `graph` a TensorFlow graph under tf_data. Options: rows (a split), pieces (splits),
-prepare_s (time that a batch of `rows_per_batch` takes a worker, without using a CPU), burn_s (CPU seconds that it
-takes, only `slow`), step_s (time that a step takes),
-gate (a file: the first step waits for it), only_on (hosts whose name begins so can read the splits), turns (a file:
-with it all workers together prepare one batch in prepare_s). Where SPARE_BROKEN names a file that is there, data hosts
-cannot import this one.
+prepare_s (time that a batch of `rows_per_batch` takes a worker, without using a CPU), burn_ms (CPU time that it takes
+as well, about), step_s (time that a step takes), gate (a file: the first step waits for it), only_on (hosts whose name
+begins so can read the splits), turns (a file: with it all workers together prepare one batch in prepare_s). Where
+SPARE_BROKEN names a file that is there, data hosts cannot import this one.
 """
 
 import fcntl
@@ -31,7 +30,7 @@ slow = hetero.Job(
     pieces=12,
     rows_per_batch=5,
     prepare_s=0.0,
-    burn_s=0.0,
+    burn_ms=0,
     step_s=0.0,
     gate="",
     only_on="",
@@ -45,6 +44,7 @@ graph = hetero.Job(
     pieces=12,
     rows_per_batch=5,
     prepare_s=0.0,
+    burn_ms=0,
     step_s=0.0,
     gate="",
 )
@@ -67,7 +67,7 @@ def python_inputs(ctx):
                 wait_for_turn(Path(ctx.params["turns"]), ctx.params["prepare_s"])
             else:
                 time.sleep(ctx.params["prepare_s"])
-            burnt_s = time.thread_time() + ctx.params["burn_s"]
+            burnt_s = time.thread_time() + ctx.params["burn_ms"] / 1000
             while time.thread_time() < burnt_s:
                 pass
             row = np.arange(start, min(start + size, end))
@@ -92,6 +92,11 @@ def tensorflow_inputs(ctx):
 
     def with_worker(row):
         pid = tf.strings.split(tf.io.read_file("/proc/self/stat"))[0]  # of the process that runs the graph
+        burnt = tf.fill((256, 256), 1.0 + tf.cast(row[0] % 2, tf.float32))  # nothing to be known beforehand
+        for _ in range(ctx.params["burn_ms"]):  # each takes about a millisecond
+            burnt = tf.matmul(burnt, burnt) / 512
+        with tf.control_dependencies([tf.debugging.assert_non_negative(burnt)]):
+            row = tf.identity(row)
         return {"row": row, "worker": tf.fill(tf.shape(row), tf.strings.to_number(pid, tf.int64))}
 
     bounds = tf.data.Dataset.from_tensor_slices(tf.constant(list(ctx.splits), tf.int64))

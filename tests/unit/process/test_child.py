@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from process_probe import Lines, MakeSpec, is_alive, wait_until
 
@@ -279,3 +280,46 @@ def test_parent_pid_is_not_inherited_further(python: MakeSpec, lines: Lines) -> 
     code = DIE + f"import os; die_with_parent(); print(os.environ.get({PARENT_PID!r})); die_with_parent()"
     assert run(python(code), lines).exit_code == 0
     assert lines == ["[child] None"]
+
+
+def _state(pid: int) -> str:
+    return psutil.Process(pid).status()
+
+
+def test_a_pause_stops_the_group_and_resume_lets_it_go_on(python: MakeSpec, lines: Lines) -> None:
+    child = start(python(GRANDCHILD.format(session=False, then="time.sleep(60)")), lines)
+    pids = [child.pid, lines.pid("grandchild")]
+    assert child.pause()
+    wait_until(lambda: all(_state(pid) == psutil.STATUS_STOPPED for pid in pids), "both are stopped")
+    used_s = child.clock_s()
+    assert used_s is not None
+    assert used_s > 0
+    child.resume()
+    wait_until(lambda: not any(_state(pid) == psutil.STATUS_STOPPED for pid in pids), "both go on")
+    assert child.clock_s() >= used_s
+    child.kill()
+    child.wait()
+    assert (child.clock_s(), child.pause()) == (None, False)
+
+
+def test_a_paused_child_hears_term_at_once_and_is_not_paused_again(python: MakeSpec, lines: Lines) -> None:
+    code = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"
+    child = start(python(f"{code}; print('ready'); time.sleep(60)"), lines)
+    lines.wait_for("ready")
+    assert child.pause()
+    wait_until(lambda: _state(child.pid) == psutil.STATUS_STOPPED, "it is stopped")
+    assert child.terminate()
+    assert not child.pause()
+    end = child.wait(10)
+    assert end is not None
+    assert (end.exit_code, sorted(end.sent)) == (7, ["SIGTERM"])
+
+
+def test_a_paused_child_can_be_killed(python: MakeSpec, lines: Lines) -> None:
+    child = start(python("import time; print('ready'); time.sleep(60)"), lines)
+    lines.wait_for("ready")
+    assert child.pause()
+    assert child.kill()
+    end = child.wait(10)
+    assert end is not None
+    assert (end.signal, end.stopped) == ("SIGKILL", True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hetero.process.cpu import idle_cpu_s
-from hetero.process.cpu_quota import available_cpus, cpu_quota, is_bounded
+from hetero.process.cpu_quota import QuotaFigures, available_cpus, cpu_quota, tightest_quota
 
 EIGHT = range(8)
 MOUNT = "31 23 0:28 {root} {point} rw,relatime shared:9 - {kind} {source} rw,{options}"
@@ -66,7 +66,6 @@ def test_a_quota_of_version_2_counts(tmp_path: Path, text: str, cpus: int) -> No
 def test_parts_of_cpus_are_told(tmp_path: Path, text: str, cpus: float) -> None:
     write(tmp_path / "fs" / "cpu.max", text + "\n")
     assert cpu_quota(EIGHT, proc=machine(tmp_path, "0::/\n", unified(tmp_path / "fs"))) == cpus
-    assert is_bounded(cpus, EIGHT) == (cpus < 8)
 
 
 @pytest.mark.parametrize(
@@ -117,3 +116,57 @@ def test_where_the_system_does_not_tell_idle_seconds_are_unknown(tmp_path: Path,
     write(tmp_path / "stat", text)
     assert idle_cpu_s(str(tmp_path / "stat")) is None
     assert idle_cpu_s(str(tmp_path / "none")) is None
+
+
+def test_the_exact_quota_is_told_with_its_period_and_nothing_where_it_leaves_all_cpus(tmp_path: Path) -> None:
+    proc = machine(tmp_path, "0::/a/b\n", unified(tmp_path / "fs"))
+    write(tmp_path / "fs" / "a" / "b" / "cpu.max", "40000 100000\n")
+    write(tmp_path / "fs" / "a" / "cpu.max", "25000 50000\n")
+    quota = tightest_quota(EIGHT, proc=proc)
+    assert quota is not None
+    assert (quota.cpus, quota.period_s, quota.group) == (0.4, 0.1, tmp_path / "fs" / "a" / "b")
+    write(tmp_path / "fs" / "a" / "b" / "cpu.max", "max 50000\n")
+    quota = tightest_quota(EIGHT, proc=proc)
+    assert quota is not None
+    assert (quota.cpus, quota.period_s, quota.group) == (0.5, 0.05, tmp_path / "fs" / "a")
+    write(tmp_path / "fs" / "a" / "cpu.max", "400000 50000\n")
+    assert tightest_quota(EIGHT, proc=proc) is None
+    assert tightest_quota(EIGHT, proc=tmp_path / "none") is None
+
+
+def test_a_group_of_version_2_tells_what_it_used_and_how_it_was_throttled(tmp_path: Path) -> None:
+    write(tmp_path / "fs" / "cpu.max", "40000 100000\n")
+    text = "usage_usec 2500000\nuser_usec 2\nsystem_usec 1\nnr_periods 40\nnr_throttled 3\nthrottled_usec 1500\n"
+    write(tmp_path / "fs" / "cpu.stat", text)
+    quota = tightest_quota(EIGHT, proc=machine(tmp_path, "0::/\n", unified(tmp_path / "fs")))
+    assert quota is not None
+    assert quota.read() == QuotaFigures(40, 3, 0.0015, 2.5)
+    write(tmp_path / "fs" / "cpu.stat", "usage_usec 2500000\n")  # the controller was taken away
+    assert quota.read() is None
+    (tmp_path / "fs" / "cpu.stat").unlink()
+    assert quota.read() is None
+
+
+@pytest.mark.parametrize(
+    ("counted", "groups", "used_s"),
+    [
+        ("together", "3:cpu,cpuacct:/box\n", 7.5),
+        ("apart", "3:cpuacct:/box\n2:cpu:/box\n", 7.5),
+        ("apart", "3:cpuacct:/\n2:cpu:/box\n", None),  # what another group uses is of no interest
+        ("nowhere", "2:cpu:/box\n", None),
+    ],
+)
+def test_a_group_of_version_1_tells_what_it_used_where_that_is_counted_for_the_same_group(
+    tmp_path: Path, counted: str, groups: str, used_s: float | None
+) -> None:
+    write(tmp_path / "fs" / "box" / "cpu.cfs_quota_us", "40000\n")
+    write(tmp_path / "fs" / "box" / "cpu.cfs_period_us", "100000\n")
+    write(tmp_path / "fs" / "box" / "cpu.stat", "nr_periods 40\nnr_throttled 3\nthrottled_time 1500000\n")
+    where = tmp_path / ("fs" if counted == "together" else "acct")
+    if counted != "nowhere":
+        write(where / "box" / "cpuacct.usage", "7500000000\n")
+    mounts = [old(tmp_path / "fs", controllers="cpu,cpuacct" if counted == "together" else "cpu")]
+    mounts += [old(where, controllers="cpuacct")] if counted == "apart" else []
+    quota = tightest_quota(EIGHT, proc=machine(tmp_path, groups, *mounts))
+    assert quota is not None
+    assert quota.read() == QuotaFigures(40, 3, 0.0015, used_s)
