@@ -193,24 +193,6 @@ def test_a_report_that_fails_does_not_end_the_lease(start_coordinator, make_clie
         assert asked.acquire(timeout=DEADLINE_S)
 
 
-def test_each_answer_to_a_heartbeat_is_told_and_no_silence_is(spawn_coordinator, make_client):
-    port = free_port()
-    coordinator = spawn_coordinator(port=port, data=(), trainers=("t1",))
-    coordinator.wait_ready()
-    client = come(make_client, f"127.0.0.1:{port}", "t1")["t1"]
-    answers, silences = threading.Semaphore(0), threading.Semaphore(0)
-    client.start_lease(lambda: RANKS, lambda _: silences.release(), 0.02, answers.release)
-    for _ in range(3):
-        assert answers.acquire(timeout=DEADLINE_S)
-    coordinator.end(signal.SIGKILL)
-    for _ in range(3):
-        assert silences.acquire(timeout=DEADLINE_S)
-    while answers.acquire(blocking=False):
-        pass
-    assert silences.acquire(timeout=DEADLINE_S)
-    assert not answers.acquire(blocking=False)
-
-
 def test_a_killed_coordinator_resumes_and_everybody_finds_it_again(spawn_coordinator, make_client):
     port = free_port()
     first = spawn_coordinator(port=port, lease_s=5.0)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
+from control_running import free_port
 
 from hetero.control import lease as lease_module
 from hetero.control.lease import Lease, heartbeat_interval_s
+from hetero.control.state import HostReport
 
 DEADLINE_S = 10.0
 
@@ -101,3 +104,22 @@ def test_a_lease_may_be_stopped_from_its_own_thread():
     lease.start()
     assert stopped.wait(DEADLINE_S)
     lease.stop()
+
+
+def test_each_answer_to_a_heartbeat_is_told_and_no_silence_is(spawn_coordinator, make_client):
+    port = free_port()
+    coordinator = spawn_coordinator(port=port, data=(), trainers=("t1",))
+    coordinator.wait_ready()
+    client = make_client(f"127.0.0.1:{port}", "t1", None)
+    client.register(HostReport(ranks=1), DEADLINE_S)
+    answers, silences = threading.Semaphore(0), threading.Semaphore(0)
+    client.start_lease(lambda: HostReport(ranks=1), lambda _: silences.release(), 0.02, answers.release)
+    for _ in range(3):
+        assert answers.acquire(timeout=DEADLINE_S)
+    coordinator.end(signal.SIGKILL)
+    for _ in range(3):
+        assert silences.acquire(timeout=DEADLINE_S)
+    while answers.acquire(blocking=False):
+        pass
+    assert silences.acquire(timeout=DEADLINE_S)
+    assert not answers.acquire(blocking=False)
